@@ -1,0 +1,34 @@
+"""The exceptions of the kit: one small tree, each with a sentence for the person who reads it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CpbkitError(Exception):
+    """Something a person can act on; the message says the rule, what was got, and what to do."""
+
+
+class DataError(CpbkitError):
+    """Bars that cannot be used, or cannot be had."""
+
+
+class SourceError(DataError):
+    """A host did not give what was asked for."""
+
+
+class RunError(CpbkitError):
+    """A run folder that cannot be used as asked."""
+
+
+class UnknownName(CpbkitError, ValueError):
+    """A name that is not in a closed set."""
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return `name`; raise UnknownName with the nearest members when it is not one of `known`."""
+    known = list(known)
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:40])}"
+    raise UnknownName(f"{kind} must be a known name; got {name!r} ({hint})")

@@ -1,0 +1,1 @@
+"""Why is the GPU idle, and what would each fix gain?"""
