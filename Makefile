@@ -1,0 +1,8 @@
+# Each target sets everything up first; see setup.sh.
+.PHONY: demo test
+
+demo:
+	@python=$$(sh setup.sh) && $$python -m cpbkit demo
+
+test:
+	@python=$$(sh setup.sh dev) && $$python -m pytest
