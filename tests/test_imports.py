@@ -1,0 +1,106 @@
+"""The import graph: layers, cycles, and what loads when."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+LAYERS = (
+    "errors experiment indicators metrics data.klines data.venue models.layers"
+    " gpu_check.environment gpu_check.diagnosis",
+    "data.store data.binance data.yahoo data.files data.synthetic windows stack"
+    " models.naive models.linear models.recurrent models.transformer gpu_check.probes gpu_check.monitor",
+    "models.zoo train audit evaluate executors gpu_check.claims",
+    "sweep plots dashboard report hub web bench cli __main__",
+)
+LAYER = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}
+ONLY_IMPORTER = {"matplotlib": "cpbkit.plots", "ipywidgets": "cpbkit.dashboard"}
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted((ROOT / "cpbkit").rglob("*.py"))}
+MODULES = {name: path for name, path in FILES.items() if path.name != "__init__.py" or name in LAYER}
+
+
+def imports_of(source, package):
+    """Every module that the source names in an import, at the top or inside a function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = package.split(".")[: -(node.level - 1) or None] if node.level else []
+            base = ".".join([*home, *(node.module or "").split(".")]).strip(".")
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield whole if whole in FILES else base
+
+
+def graph():
+    edges = {}
+    for name, path in MODULES.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        edges[name] = set(imports_of(path.read_text(encoding="utf-8"), package)) - {name}
+    return edges
+
+
+def test_every_module_has_a_layer():
+    assert not sorted(set(MODULES) - set(LAYER)), "add it to LAYERS where it belongs"
+
+
+def test_no_import_runs_up():
+    up = [
+        f"{name} (L{LAYER[name]}) imports {target} (L{LAYER[target]})"
+        for name, targets in graph().items()
+        for target in targets
+        if target in LAYER and name in LAYER and LAYER[target] > LAYER[name]
+    ]
+    assert not up
+
+
+def test_no_import_runs_in_a_circle():
+    inner = {name: targets & set(MODULES) for name, targets in graph().items()}
+    try:
+        graphlib.TopologicalSorter(inner).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_parser_sees_what_the_interpreter_sees():
+    source = "import a.b\nfrom . import errors\ndef f():\n    from cpbkit.data.klines import Klines\n"
+    found = set(imports_of(source, "cpbkit"))
+    assert found == {"a.b", "cpbkit.errors", "cpbkit.data.klines"}
+    assert "cpbkit.errors" in set(imports_of("from .. import errors", "cpbkit.data"))
+
+
+def test_heavy_libraries_have_one_importer():
+    for name, targets in graph().items():
+        roots = {target.partition(".")[0] for target in targets}
+        for library, owner in ONLY_IMPORTER.items():
+            assert library not in roots or name == owner, f"{name} imports {library}; only {owner} may"
+
+
+def test_an_init_is_a_docstring():
+    for name, path in FILES.items():
+        if path.name == "__init__.py" and name not in LAYER:
+            docstring, *rest = ast.parse(path.read_text(encoding="utf-8")).body
+            assert isinstance(docstring, ast.Expr) and isinstance(docstring.value.value, str), name
+            allowed = ["__version__"] if name == "cpbkit" else []
+            assert [node.targets[0].id for node in rest if isinstance(node, ast.Assign)] == allowed, name
+            assert len(rest) == len(allowed), name
+
+
+@pytest.mark.parametrize("statement", ["import cpbkit", "import cpbkit.experiment", "import cpbkit.cli"])
+def test_a_light_import_loads_nothing_heavy(statement):
+    heavy = "{'torch', 'pandas', 'numpy', 'matplotlib', 'ipywidgets', 'requests', 'huggingface_hub'}"
+    code = f"import sys; {statement}; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n" and done.stderr == ""
