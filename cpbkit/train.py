@@ -1,0 +1,266 @@
+"""The one training loop: a stack of models over their windows, epoch by epoch, each with its own fate.
+
+Nothing is copied to or from the device, and nothing waits for it, inside an epoch.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cpbkit.errors import CpbkitError
+from cpbkit.experiment import Training, derive_seed
+from cpbkit.stack import Stack
+from cpbkit.windows import Windows
+
+LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
+EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
+COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
+CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One model's end."""
+
+    name: str
+    status: str  # done | sick
+    reason: str  # why it is sick, else why it stopped
+    epochs: int
+    best_epoch: int  # 1 is the first
+    curve: dict[str, list[float]]
+    weights: dict[str, Tensor]  # best ones, on the host
+
+
+@dataclass
+class Fit:
+    """Where a training stands. Everything a resume needs is here and in the stack."""
+
+    stack: Stack
+    epoch: int = 0  # epochs that are complete
+    step: int = 0  # steps of the running epoch that are complete
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # a live model's name -> CURVES
+    finished: list[Finished] = field(default_factory=list)  # of the last completed epoch
+
+    def __post_init__(self):
+        if "validation_best" in self.stack.table:
+            return
+        device = self.stack.weights.device
+        for name, start in START.items():
+            self.stack.table[name] = torch.full((len(self.stack),), start, device=device, dtype=torch.float64)
+        self.curves = {name: {curve: [] for curve in CURVES} for name in self.stack.names}
+
+
+# A model's own numbers through training, each a tensor over the stack, and how they start.
+START = {
+    "alive": 1.0,
+    "validation_best": math.inf,
+    "best_epoch": 0.0,
+    "stale": 0.0,  # epochs since the best
+    "waited": 0.0,  # epochs since the plateau schedule last moved or improved
+    "loss_sum": 0.0,  # over the running epoch
+    "norm_sum": 0.0,
+    "clipped_sum": 0.0,
+}
+
+
+@contextlib.contextmanager
+def precision(training: Training, device: torch.device) -> Iterator[torch.autocast]:
+    """Set torch up for the precision, yield the autocast to compute under, and put everything back."""
+    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(training.precision)
+    before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
+    torch.use_deterministic_algorithms(training.deterministic)
+    try:
+        yield torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.use_deterministic_algorithms(before[1])
+
+
+def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+    """Return each model's weighted mean squared error: (M, B, H, K) twice, weights (K,) -> (M, B)."""
+    if forecast.shape != truth.shape:
+        raise CpbkitError(
+            f"a forecast must have the shape of the truth (models, batch, horizon, targets) = {tuple(truth.shape)}; "
+            f"got {tuple(forecast.shape)}. Change the network's last layer"
+        )
+    return (forecast.to(truth.dtype) - truth).square().mean(2) @ weights
+
+
+def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterator[Fit]:
+    """Train until every model has left, yielding the state after each step and after each epoch.
+
+    After an epoch `state.step` is 0 and `state.finished` holds the models that left in it. The caller may stop
+    at any yield, save the state, and go on from it later: the end is the same to the bit on the same device.
+    """
+    stack, task = state.stack, windows.task
+    place = {series.name: m for m, series in enumerate(windows.series)}
+    target_weights = torch.tensor(task.target_weights, device=windows.device, dtype=windows.levels.dtype)
+    target_weights /= target_weights.sum()
+    with precision(training, windows.device) as autocast:
+        while len(stack):
+            members = [place[name] for name in stack.names]
+            order = windows.order(members, training.seed, state.epoch, steps * training.batch)
+            order = order.unflatten(1, (steps, training.batch))  # (M, S, B)
+            coins = _coins(training, state.epoch, steps, task.horizon).to(windows.device)
+            if state.step == 0:
+                torch.manual_seed(derive_seed("dropout", training.seed, state.epoch))
+                _set_rates(stack, training, state.epoch)
+            stack.net.train()
+            state.finished = []
+            for i in range(state.step, steps):
+                x, last, y = windows.gather(order[:, i])
+                with autocast:
+                    forecast = stack.net(x, last, (y, coins[i]) if training.teacher_forcing else None)
+                _step(stack, training, loss_per_model(forecast, y, target_weights).mean(1))
+                state.step = i + 1
+                if state.step < steps:
+                    yield state
+            with autocast:
+                validation = evaluate(stack.net, windows, "validation", members, target_weights)
+            _close_epoch(state, training, steps, validation)
+            yield state
+
+
+def _coins(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:
+    """Draw whether each decoder step of each batch sees the truth: (S, H), the same for every model."""
+    generator = torch.Generator().manual_seed(derive_seed("teacher", training.seed, epoch))
+    return torch.rand(steps, horizon, generator=generator) < training.teacher_forcing
+
+
+def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
+    """Write the epoch's learning rate of each model; a plateau's was written when the last epoch closed."""
+    if training.schedule == "cosine":
+        low, high = training.min_learning_rate, training.learning_rate
+        rate = low + (high - low) * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
+        stack.table["learning_rate"].fill_(rate)
+    elif training.schedule == "step":
+        drops = epoch // training.schedule_epochs
+        stack.table["learning_rate"].fill_(training.learning_rate * training.schedule_factor**drops)
+
+
+def _step(stack: Stack, training: Training, losses: Tensor) -> None:
+    """Move every model by its own loss (M,); a model whose gradient is not finite moves by none."""
+    gradients, table = stack.gradients, stack.table
+    scale = LOSS_SCALE if training.precision == "float16" else 1.0
+    stack.backward(losses.sum() * scale)
+    if scale != 1:
+        gradients.div_(scale)
+    if training.clip_value:
+        gradients.clamp_(-training.clip_value, training.clip_value)
+    norms = gradients.norm(dim=1)  # (M,)
+    finite = norms.isfinite()
+    if training.clip_norm:
+        gradients.mul_((training.clip_norm / (norms + 1e-6)).clamp(max=1)[:, None])
+        table["clipped_sum"] += norms > training.clip_norm
+    gradients.masked_fill_(~finite[:, None], 0)
+    stack.optimizer.step()
+    table["loss_sum"] += losses.detach()
+    table["norm_sum"] += norms
+
+
+def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor) -> None:
+    """Judge the epoch of every model on the device, look once from the host, and let go of those who are through."""
+    stack, table = state.stack, state.stack.table
+    state.epoch, state.step = state.epoch + 1, 0
+    better = (validation < table["validation_best"]) & (table["alive"] > 0)
+    table["validation_best"] = torch.where(better, validation, table["validation_best"])
+    table["best"] = torch.where(better[:, None], stack.weights, table["best"])
+    table["best_epoch"].masked_fill_(better, state.epoch)
+    table["stale"] = torch.where(better, 0.0, table["stale"] + 1)
+    rates = table["learning_rate"].clone()
+    if training.schedule == "plateau":
+        table["waited"] = torch.where(better, 0.0, table["waited"] + 1)
+        drop = table["waited"] > training.schedule_epochs
+        lower = (rates * training.schedule_factor).clamp(min=training.min_learning_rate)
+        table["learning_rate"].copy_(torch.where(drop, lower, rates))
+        table["waited"].masked_fill_(drop, 0.0)
+    sums = [table[name] / steps for name in ("loss_sum", "norm_sum", "clipped_sum")]
+    seen = torch.stack([sums[0], validation, rates.double(), *sums[1:], table["alive"], table["stale"]], 1)
+    for name in ("loss_sum", "norm_sum", "clipped_sum"):
+        table[name].zero_()
+
+    leaving = {}
+    for row, (name, (*numbers, alive, stale)) in enumerate(zip(stack.names, seen.tolist(), strict=True)):
+        if not alive:
+            continue
+        for curve, number in zip(CURVES, numbers, strict=True):
+            state.curves[name][curve].append(number)
+        train, valid = numbers[:2]
+        if not (math.isfinite(train) and math.isfinite(valid)):
+            which = "training" if not math.isfinite(train) else "validation"
+            leaving[row] = ("sick", f"the {which} loss was not finite in epoch {state.epoch}")
+        elif stale >= training.patience:
+            leaving[row] = ("done", f"no better validation loss for {training.patience} epochs")
+        elif state.epoch >= training.epochs:
+            leaving[row] = ("done", f"all {training.epochs} epochs")
+    for row, (status, reason) in leaving.items():
+        name = stack.names[row]
+        state.finished.append(
+            Finished(
+                name,
+                status,
+                reason,
+                epochs=state.epoch,
+                best_epoch=int(table["best_epoch"][row]),
+                curve=state.curves.pop(name),
+                weights=stack.export(row),
+            )
+        )
+        table["alive"][row] = 0
+    live = [row for row, name in enumerate(stack.names) if name in state.curves]
+    if not live or len(live) < len(stack) * (COMPACT_AT if stack.weights.is_cuda else 1):
+        stack.keep(live)
+
+
+@torch.no_grad()
+def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int], weights: Tensor) -> Tensor:
+    """Return each model's free-running mean loss over a split: (M,)."""
+    net.eval()
+    total = torch.zeros(len(members), device=windows.device, dtype=torch.float64)
+    count = torch.zeros_like(total)
+    for rows, mask in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
+        x, last, y = windows.gather(rows)
+        losses = loss_per_model(net(x, last), y, weights)
+        total += torch.where(mask > 0, losses, 0).sum(1)
+        count += mask.sum(1)
+    return total / count
+
+
+@torch.no_grad()
+def forecast(net: nn.Module, windows: Windows, part: str, members: list[int]) -> list[np.ndarray]:
+    """Return each model's forecasts over a split, unscaled: (W, H, K) a model."""
+    net.eval()
+    pieces = []
+    for rows, _ in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
+        x, last, _ = windows.gather(rows)
+        pieces.append(net(x, last).double().cpu().numpy())
+    whole = np.concatenate(pieces, axis=1)  # (M, W, H, K)
+    return [
+        rows[: len(windows.origins[part][m])] * windows.scalers[m].target_scale
+        for m, rows in zip(members, whole, strict=True)
+    ]
+
+
+@torch.no_grad()
+def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
+    """Return the scaled loss of forecasting no change, on train and validation, a number a model."""
+    weights = torch.tensor(windows.task.target_weights, device=windows.device, dtype=windows.levels.dtype)
+    net = _Persistence(windows.task.horizon)
+    return {part: evaluate(net, windows, part, members, weights / weights.sum()).tolist() for part in ("train", "validation")}
+
+
+class _Persistence(nn.Module):
+    """The forecast that nothing changes: zero in the anchored targets."""
+
+    def __init__(self, horizon: int):
+        super().__init__()
+        self.horizon = horizon
+
+    def forward(self, x: Tensor, last: Tensor) -> Tensor:
+        return torch.zeros_like(last)[:, :, None].expand(-1, -1, self.horizon, -1)

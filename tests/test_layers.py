@@ -1,0 +1,110 @@
+"""Every layer equals its torch.nn counterpart with copied weights, forward and gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+from cpbkit.models import layers
+
+M, B, L, C, D = 3, 5, 7, 6, 8
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+def pair_linear(models, singles):
+    for m, one in enumerate(singles):
+        models.weight.data[m] = one.weight.data.T
+        models.bias.data[m, 0] = one.bias.data
+
+
+def pair_norm(models, singles):
+    for m, one in enumerate(singles):
+        models.weight.data[m, 0], models.bias.data[m, 0] = one.weight.data, one.bias.data
+
+
+def pair_recurrent(models, singles):
+    for m, one in enumerate(singles):
+        for i in range(one.num_layers):
+            for mine, theirs in ((models.input[i], "ih"), (models.hidden[i], "hh")):
+                mine.weight.data[m] = getattr(one, f"weight_{theirs}_l{i}").data.T
+                mine.bias.data[m, 0] = getattr(one, f"bias_{theirs}_l{i}").data
+
+
+def pair_attention(models, singles):
+    for m, one in enumerate(singles):
+        for i, name in enumerate(("query", "key", "value")):
+            part = slice(i * D, (i + 1) * D)
+            getattr(models, name).weight.data[m] = one.in_proj_weight.data[part].T
+            getattr(models, name).bias.data[m, 0] = one.in_proj_bias.data[part]
+        models.out.weight.data[m], models.out.bias.data[m, 0] = one.out_proj.weight.data.T, one.out_proj.bias.data
+
+
+CASES = {
+    "linear": (lambda: layers.Linear(M, D, C), lambda: nn.Linear(D, C), pair_linear),
+    "norm": (lambda: layers.LayerNorm(M, D), lambda: nn.LayerNorm(D), pair_norm),
+    "gru": (lambda: layers.GRU(M, D, C, 2), lambda: nn.GRU(D, C, 2, batch_first=True), pair_recurrent),
+    "lstm": (lambda: layers.LSTM(M, D, C, 2), lambda: nn.LSTM(D, C, 2, batch_first=True), pair_recurrent),
+    "attention": (
+        lambda: layers.Attention(M, D, 2),
+        lambda: nn.MultiheadAttention(D, 2, batch_first=True),
+        pair_attention,
+    ),
+}
+
+
+def first(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_layer_equals_torch_nn(case, dtype):
+    torch.manual_seed(0)
+    make, make_one, copy = CASES[case]
+    models, singles = make().to(dtype), [make_one().to(dtype) for _ in range(M)]
+    for one in singles:
+        nn.init.normal_(one.bias if case == "norm" else next(one.parameters()), std=0.3)
+    copy(models, singles)
+    x = torch.randn(M, B, L, D, dtype=dtype, requires_grad=True)
+    args = (x, x) if case == "attention" else (x,)
+    y = first(models(*args))
+    grad_x = torch.autograd.grad(y.square().mean((1, 2)).sum(), [x, *models.parameters()])
+    for m, one in enumerate(singles):
+        x1 = x[m].detach().requires_grad_()
+        y1 = first(one(x1, x1, x1) if case == "attention" else one(x1))
+        grad = torch.autograd.grad(y1.square().mean((0, 1)).sum(), x1)[0]
+        close = {"rtol": 10 * TOLERANCE[dtype], "atol": 10 * TOLERANCE[dtype]}
+        torch.testing.assert_close(y[m], y1, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        torch.testing.assert_close(grad_x[0][m], grad, **close)
+        y1 = first(one(x1, x1, x1) if case == "attention" else one(x1))
+        y1.square().mean((0, 1)).sum().backward()
+        copied = make().to(dtype)
+        for p in copied.parameters():
+            p.data.zero_()
+        for parameter in one.parameters():
+            parameter.data = parameter.grad
+        copy(copied, [one] * M)
+        for mine, theirs in zip(grad_x[1:], copied.parameters(), strict=True):
+            torch.testing.assert_close(mine[m], theirs[m].data, **close)
+
+
+def test_additive_attention_equals_one_linear_over_query_and_key():
+    torch.manual_seed(0)
+    mine = layers.AdditiveAttention(1, D).double()
+    joint, score = nn.Linear(2 * D, D).double(), nn.Linear(D, 1).double()
+    mine.query.data[0], mine.memory.weight.data[0] = joint.weight.data[:, :D].T, joint.weight.data[:, D:].T
+    mine.memory.bias.data[0, 0] = joint.bias.data
+    mine.score.weight.data[0], mine.score.bias.data[0, 0] = score.weight.data.T, score.bias.data
+    query, memory = torch.randn(B, D).double(), torch.randn(B, L, D).double()
+    both = torch.cat([query[:, None].expand(-1, L, -1), memory], -1)
+    weights = score(torch.tanh(joint(both)))[..., 0].softmax(-1)
+    want = (weights[..., None] * memory).sum(1)
+    got = mine(query[None], mine.keys(memory[None]), memory[None])[0]
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_mask_is_shared_by_the_models_and_off_in_evaluation():
+    layer, x = layers.Dropout(0.5), torch.ones(M, 50, L, D)
+    y = layer(x)
+    assert (y == y[:1]).all()
+    assert set(y.unique().tolist()) == {0.0, 2.0}
+    assert layer.eval()(x) is x
