@@ -9,11 +9,11 @@ import pytest
 from conftest import ROOT
 
 LAYERS = (
-    "errors experiment indicators metrics data.klines data.venue models.layers"
+    "errors experiment atomic clock indicators metrics data.klines data.venue models.layers"
     " gpu_check.chips gpu_check.environment gpu_check.diagnosis",
-    "data.store data.binance data.yahoo data.files data.synthetic windows stack"
+    "data.store data.binance data.yahoo data.files data.synthetic windows stack run"
     " models.naive models.linear models.recurrent models.transformer gpu_check.probes gpu_check.monitor",
-    "models.zoo train audit evaluate executors gpu_check.claims",
+    "models.zoo train checkpoint audit evaluate executors gpu_check.claims",
     "sweep plots dashboard report hub web bench cli __main__",
 )
 TABLE = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}
