@@ -1,0 +1,180 @@
+"""The form of the notebooks, which `python tests/test_notebooks.py` repairs, and a run of each on a CPU."""
+
+import ast
+import configparser
+import json
+import re
+import sys
+import textwrap
+
+import pytest
+from conftest import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SETTINGS = configparser.ConfigParser()
+SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
+ADDRESS = SETTINGS["metadata"]["url"]
+LONGEST = 15  # lines of a cell
+
+METADATA = {
+    "accelerator": "GPU",
+    "colab": {"gpuType": "T4", "provenance": []},
+    "kaggle": {"accelerator": "nvidiaTeslaT4", "isGpuEnabled": True, "isInternetEnabled": True},
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+INSTALL = f"""\
+# In Colab and Kaggle this installs cpbkit and keeps the torch that is there; elsewhere it does nothing.
+import os
+
+if "COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+    %pip install -q --no-build-isolation "cpbkit @ git+{ADDRESS}"
+"""
+
+# What a run in the tests puts after the cell `# Parameters`, and the least number of figures it must show.
+SMALL = {
+    "00_environment": ("verbose = True", 0),
+}
+
+
+def badges(name):
+    page = f"{ADDRESS.removeprefix('https://github.com/')}/blob/main/notebooks/{name}"
+    colab = f"https://colab.research.google.com/github/{page}"
+    kaggle = f"https://kaggle.com/kernels/welcome?src=https://github.com/{page}"
+    return (
+        f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab}) "
+        f"[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]({kaggle})"
+    )
+
+
+def canonical(path):
+    """Return the text a notebook should have: the same words and code in the one form."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    cells = []
+    for number, cell in enumerate(raw["cells"]):
+        source = "".join(cell["source"]).strip("\n")
+        source = "\n".join(line.rstrip() for line in source.split("\n"))
+        if number == 0:
+            source = re.sub(r"^\[!\[Open in .*$", badges(path.name), source, flags=re.MULTILINE)
+        if number == 1:
+            source = INSTALL.strip("\n")
+        fresh = {"cell_type": cell["cell_type"], "id": f"cell-{number:02}", "metadata": {}}
+        if cell["cell_type"] == "code":
+            fresh |= {"execution_count": None, "outputs": []}
+        cells.append(fresh | {"source": source.splitlines(keepends=True)})
+    notebook = {"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def cells_of(path, kind):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == kind]
+
+
+def python_of(source):
+    """Return a cell's code without the lines that only a notebook understands."""
+    return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+
+
+def nodes_of(source, *kinds):
+    return [node for node in ast.walk(ast.parse(python_of(source))) if isinstance(node, kinds)]
+
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@each_notebook
+def test_form_is_canonical(path):
+    assert path.read_text(encoding="utf-8") == canonical(path), "repair it: python tests/test_notebooks.py"
+
+
+@each_notebook
+def test_cells_come_in_order(path):
+    words, code = cells_of(path, "markdown"), cells_of(path, "code")
+    assert re.match(rf"# {path.name[:2]} · \S", words[0]) and badges(path.name) in words[0]
+    assert re.search(r"\?$", words[0], flags=re.MULTILINE), "it asks its question"
+    assert code[0] == INSTALL.strip()
+    assert all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(python_of(code[1])).body)
+    assert code[2].startswith("# Parameters\n")
+    assert [text.startswith("## What we saw") for text in words].index(True) == len(words) - 1
+
+
+@each_notebook
+def test_it_is_thin(path):
+    for source in cells_of(path, "code"):
+        assert source.count("\n") < LONGEST, f"more than {LONGEST} lines:\n{source}"
+        defined = nodes_of(source, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+        assert not defined, f"what deserves a name deserves a test, so it lives in the package:\n{source}"
+
+
+@each_notebook
+def test_it_imports_only_at_the_top(path):
+    for source in cells_of(path, "code")[2:]:
+        assert not nodes_of(source, ast.Import, ast.ImportFrom), source
+
+
+def test_names_are_a_number_and_a_noun():
+    numbers = [int(path.name[:2]) for path in NOTEBOOKS]
+    assert numbers == sorted(set(numbers))
+    assert all(re.fullmatch(r"\d\d_[a-z_]+\.ipynb", path.name) for path in NOTEBOOKS)
+
+
+def test_the_repair_is_stable_and_mends(tmp_path):
+    untidy = {
+        "cells": [
+            {
+                "cell_type": "markdown",
+                "metadata": {"x": 1},
+                "source": "# 04 · S\n[![Open in Colab](old)](old)\n",
+            },
+            {"cell_type": "code", "metadata": {}, "source": ["pip"], "outputs": [{}], "execution_count": 3},
+            {"cell_type": "code", "metadata": {}, "source": ["a = 1  \n", "a\n"], "outputs": [{}]},
+        ],
+        "metadata": {"widgets": {}},
+        "nbformat": 4,
+        "nbformat_minor": 2,
+    }
+    path = tmp_path / "04_sweep.ipynb"
+    path.write_text(json.dumps(untidy), encoding="utf-8")
+    path.write_text(canonical(path), encoding="utf-8")
+    mended = path.read_text(encoding="utf-8")
+    assert canonical(path) == mended and "widgets" not in mended and "(old)" not in mended
+    assert [cell["outputs"] for cell in json.loads(mended)["cells"][1:]] == [[], []]
+    assert cells_of(path, "code")[1] == "a = 1\na"
+
+
+def test_the_install_cell_does_nothing_elsewhere(monkeypatch):
+    for name in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    exec(re.sub(r"%pip.*", "raise AssertionError", INSTALL), {})
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    with pytest.raises(AssertionError):
+        exec(re.sub(r"%pip.*", "raise AssertionError", INSTALL), {})
+
+
+@pytest.mark.slow
+@each_notebook
+def test_it_runs_on_a_cpu(path, tmp_path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    parameters, figures = SMALL[path.stem]
+    notebook = nbformat.read(path, as_version=4)
+    place = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("# Parameters"))
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(textwrap.dedent(parameters)))
+    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning:cpbkit")
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    shown = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(shown) >= figures
+    assert not [output for output in outputs if output.output_type == "error"]
+
+
+if __name__ == "__main__":
+    for notebook in NOTEBOOKS:
+        text = canonical(notebook)
+        if text != notebook.read_text(encoding="utf-8"):
+            notebook.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"repaired {notebook.relative_to(ROOT)}\n")
