@@ -13,7 +13,7 @@ LAYERS = (
     " gpu_check.chips gpu_check.environment gpu_check.diagnosis",
     "data.store data.binance data.yahoo data.files data.synthetic windows stack run"
     " models.naive models.linear models.recurrent models.transformer gpu_check.probes gpu_check.monitor",
-    "models.zoo train checkpoint audit evaluate executors gpu_check.claims",
+    "models.zoo train checkpoint work audit evaluate executors gpu_check.claims",
     "sweep plots dashboard report hub web bench cli __main__",
 )
 TABLE = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}
