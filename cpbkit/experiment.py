@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from cpbkit.errors import CpbkitError, check_name
 
-COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB OP PEPE INJ SHIB LUNA".split())
+COINS = tuple(
+    "BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB OP PEPE INJ SHIB LUNA".split()
+)
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
 OHLC = ("open", "high", "low", "close")
 OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
@@ -30,7 +32,9 @@ class Data:
         check_name("source", self.source, ("binance", "synthetic"))
         check_name("market", self.market, ("spot", "um"))
         if not self.symbols or not self.intervals:
-            raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")
+            raise CpbkitError(
+                f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}"
+            )
         for name, day in (("start", self.start), ("end", self.end)):
             if day:
                 try:
@@ -66,7 +70,9 @@ class Task:
                 f"one weight a target; got {len(self.target_weights)} weights for {len(self.targets)} targets"
             )
         if not (0 < self.train < 1 and 0 < self.validation < 1 and self.train + self.validation < 1):
-            raise CpbkitError(f"train and validation must leave a test share; got {self.train}, {self.validation}")
+            raise CpbkitError(
+                f"train and validation must leave a test share; got {self.train}, {self.validation}"
+            )
         if 0 < self.purge < self.horizon:
             raise CpbkitError(f"purge must be at least the horizon ({self.horizon} bars); got {self.purge}")
 
@@ -93,7 +99,9 @@ class Training:
     """How it is trained."""
 
     epochs: int = 100  # at most
-    steps: int = 0  # optimiser steps an epoch; 0 takes what the longest series of the run needs to be seen once
+    steps: int = (
+        0  # optimiser steps an epoch; 0 takes what the longest series of the run needs to be seen once
+    )
     batch: int = 64  # windows a step and model
     optimizer: str = "adamw"  # adamw | adam (weight decay as an L2 term)
     learning_rate: float = 1e-3  # at the first epoch
@@ -136,7 +144,9 @@ class Experiment:
     @property
     def series(self) -> tuple[str, ...]:
         """The names of the run's series, `BTCUSDT_15m`, symbol by symbol."""
-        return tuple(f"{symbol}_{interval}" for symbol in self.data.symbols for interval in self.data.intervals)
+        return tuple(
+            f"{symbol}_{interval}" for symbol in self.data.symbols for interval in self.data.intervals
+        )
 
 
 PARTS = {"data": Data, "task": Task, "model": Model, "training": Training}
@@ -178,7 +188,9 @@ def vary(experiment: Experiment, **settings) -> Experiment:
     for name, value in settings.items():
         check_name("setting", name, owner)
         changes.setdefault(owner[name], {})[name] = value
-    return replace(experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()})
+    return replace(
+        experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()}
+    )
 
 
 PRESETS: dict[str, Experiment] = {
@@ -187,7 +199,9 @@ PRESETS: dict[str, Experiment] = {
         preset="quick",
         task=Task(context=32, horizon=4),
         model=Model(name="gru", width=16, layers=1, heads=1, dropout=0.0),
-        training=Training(epochs=12, batch=64, learning_rate=3e-3, weight_decay=1e-4, schedule="cosine", patience=5),
+        training=Training(
+            epochs=12, batch=64, learning_rate=3e-3, weight_decay=1e-4, schedule="cosine", patience=5
+        ),
     ),
     # cpbv2 v4_train_fast_gru.py.
     "gru": Experiment(

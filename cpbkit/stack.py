@@ -19,7 +19,9 @@ class Stack:
     depend on the seed and its name alone.
     """
 
-    def __init__(self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype):
+    def __init__(
+        self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype
+    ):
         self.names, self.training = list(names), training
         with torch.random.fork_rng(devices=[]):
             self.net = build(len(self.names)).to(device, dtype)
@@ -91,7 +93,9 @@ class Stack:
         """Return one model's tensors by name, without the model axis, on the host; `weights` (P,) or its best ones."""
         source = self.table["best"][row] if weights is None else weights
         return {
-            name: source[offset : offset + length].unflatten(0, shape).cpu().clone() if shape else source[offset].cpu()
+            name: source[offset : offset + length].unflatten(0, shape).cpu().clone()
+            if shape
+            else source[offset].cpu()
             for name, shape, offset, length in self.layout
         }
 
@@ -112,5 +116,8 @@ class Stack:
         if "moment.step" in saved:
             # The fused optimiser keeps `step` on the device of its row.
             columns = [saved[f"moment.{name}"].to(device).unbind() for name in MOMENTS]
-            moments = [dict(zip(MOMENTS, (c.clone() for c in row), strict=True)) for row in zip(*columns, strict=True)]
+            moments = [
+                dict(zip(MOMENTS, (c.clone() for c in row), strict=True))
+                for row in zip(*columns, strict=True)
+            ]
         self._attach(saved["weights"].to(device), moments)

@@ -76,7 +76,9 @@ def precision(training: Training, device: torch.device) -> Iterator[torch.autoca
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     torch.use_deterministic_algorithms(training.deterministic)
     try:
-        yield torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
+        yield torch.autocast(
+            device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False
+        )
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.use_deterministic_algorithms(before[1])
@@ -252,7 +254,10 @@ def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[f
     """Return the scaled loss of forecasting no change, on train and validation, a number a model."""
     weights = torch.tensor(windows.task.target_weights, device=windows.device, dtype=windows.levels.dtype)
     net = _Persistence(windows.task.horizon)
-    return {part: evaluate(net, windows, part, members, weights / weights.sum()).tolist() for part in ("train", "validation")}
+    return {
+        part: evaluate(net, windows, part, members, weights / weights.sum()).tolist()
+        for part in ("train", "validation")
+    }
 
 
 class _Persistence(nn.Module):

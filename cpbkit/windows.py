@@ -72,7 +72,9 @@ def from_klines(klines: Klines, task: Task) -> Series:
             [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]
         )
     close = table["log_close"].to_numpy()
-    anchors = np.column_stack([close if origin == "close" else levels[:, k] for k, (_, origin, _) in enumerate(kinds)])
+    anchors = np.column_stack(
+        [close if origin == "close" else levels[:, k] for k, (_, origin, _) in enumerate(kinds)]
+    )
     inputs = table[list(task.features)].to_numpy(np.float64)
     finite = np.isfinite(inputs).all(1) & np.isfinite(levels).all(1) & np.isfinite(anchors).all(1)
     name = klines.passport.series
@@ -105,7 +107,9 @@ def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets:
     values = table[list(dict.fromkeys([*features, *targets]))]
     if not np.isfinite(values.to_numpy(np.float64)).all():
         bad = [c for c in values if not np.isfinite(values[c].to_numpy(np.float64)).all()]
-        raise DataError(f"every value must be finite; {name} has others in {', '.join(bad)}. Fill or drop those rows")
+        raise DataError(
+            f"every value must be finite; {name} has others in {', '.join(bad)}. Fill or drop those rows"
+        )
     if isinstance(table.index, pd.DatetimeIndex):
         times = table.index.tz_localize(None).to_numpy("datetime64[ns]")
     else:
@@ -143,7 +147,9 @@ class Splits:
         }
 
 
-def origins(series: Series, context: int, horizon: int, first: int, last: int, reach_back: bool = False) -> np.ndarray:
+def origins(
+    series: Series, context: int, horizon: int, first: int, last: int, reach_back: bool = False
+) -> np.ndarray:
     """Return the origins whose horizon, and whose context unless `reach_back`, lie in rows [first, last).
 
     No window crosses a gap.

@@ -52,3 +52,32 @@ def market() -> pathlib.Path:
     if not folder:
         pytest.skip("CPBKIT_MARKET is not set: no real bars here")
     return pathlib.Path(folder)
+
+
+def walk(name: str, bars: int, seed: int = 0, phi: float = 0.0, gap_at: int = 0, horizon_targets: int = 1):
+    """Make a Series of 15m log prices whose returns follow AR(1) with coefficient phi."""
+    import numpy as np
+    from scipy.signal import lfilter
+
+    from cpbkit.experiment import OHLC, OHLC_RETURNS
+    from cpbkit.windows import Series
+
+    rng = np.random.default_rng([seed, *name.encode()])
+    returns = lfilter([1], [1, -phi], rng.normal(0, 0.01, bars))
+    noise = np.abs(rng.normal(0, 0.004, (bars, 2)))
+    close = 4 + np.cumsum(returns)
+    inputs = np.column_stack([returns * 0.1, returns + noise[:, 0], returns - noise[:, 1], returns])
+    levels = np.column_stack([close - returns, close + noise[:, 0], close - noise[:, 1], close])
+    steps = np.arange(bars) + np.where(np.arange(bars) >= gap_at, 5, 0) * (gap_at > 0)
+    kept = [3] if horizon_targets == 1 else list(range(4))
+    return Series(
+        name=name,
+        times=np.datetime64("2025-01-01", "ns") + steps * np.timedelta64(900, "s"),
+        step_seconds=900,
+        inputs=inputs,
+        features=OHLC_RETURNS,
+        levels=levels[:, kept],
+        anchors=np.repeat(close[:, None], len(kept), 1),
+        targets=tuple(OHLC[k] for k in kept),
+        heads=("price",) * len(kept),
+    )

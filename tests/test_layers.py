@@ -35,7 +35,10 @@ def pair_attention(models, singles):
             part = slice(i * D, (i + 1) * D)
             getattr(models, name).weight.data[m] = one.in_proj_weight.data[part].T
             getattr(models, name).bias.data[m, 0] = one.in_proj_bias.data[part]
-        models.out.weight.data[m], models.out.bias.data[m, 0] = one.out_proj.weight.data.T, one.out_proj.bias.data
+        models.out.weight.data[m], models.out.bias.data[m, 0] = (
+            one.out_proj.weight.data.T,
+            one.out_proj.bias.data,
+        )
 
 
 CASES = {

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from cpbkit.experiment import Model, Task
 from cpbkit.models.layers import GRU, AdditiveAttention, Linear
 
-Teacher = tuple[Tensor, Tensor]  # the truth (M, B, H, K), and for each step whether the decoder sees it (H,) bool
+Teacher = tuple[
+    Tensor, Tensor
+]  # the truth (M, B, H, K), and for each step whether the decoder sees it (H,) bool
 
 
 class GRUSeq2Seq(nn.Module):
