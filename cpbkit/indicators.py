@@ -1,12 +1,14 @@
 """Pure, causal functions over kline columns, and the one table of them.
 
-The value at row t uses rows <= t as they are given: a missing bar is not filled in, the row before a gap counts as the previous one.
-Warm-up rows are NaN. A NaN in the input stays in windowed indicators as long as the window holds it, and in recursive ones
-(EMA, Wilder, running totals) to the end. An oscillator over bars that did not move stands at its middle.
+The value at row t uses rows <= t as they are given: nothing is filled in, the row before a gap counts as the
+previous bar. Warm-up rows are NaN. A NaN in the input stays in a windowed indicator while its window holds
+it, and in a recursive one (EMA, Wilder's average, OBV) to the end. An oscillator over bars that did not move
+stands at its middle; a constant has no deviation; a share of no volume at all is 0.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,7 @@ from scipy.signal import lfilter
 from cpbkit.errors import DataError, check_name
 
 NAN = np.nan
-EPS = np.finfo(float).eps
+DAY, WEEK = 86_400, 604_800  # s
 
 
 @dataclass(frozen=True)
@@ -29,56 +31,87 @@ class Indicator:
 
 
 class Bars:
-    """The columns of one frame, and what was computed from them: each result once."""
+    """The columns of one frame, and what was computed from them: each result once.
+
+    Results are moved into rows of one large block, so that the memory they were born in serves the next one:
+    fresh memory for each costs more than the arithmetic.
+    """
 
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
-        self.done: dict = {}
+        self.results: dict[tuple, np.ndarray] = {}
+        self.places: dict[tuple, np.ndarray] = {}  # where results go that the caller wants to keep
+        self.scratch: list[np.ndarray] = []
 
     def __len__(self) -> int:
         return len(self.frame)
 
     def __getitem__(self, column: str) -> np.ndarray:
-        return self.get(_column, column)
+        return self.get(_column, name=column)
 
-    def get(self, function: Callable, *arguments) -> np.ndarray:
-        """Return `function(bars, *arguments)`, computed at the first call."""
-        key = (function, *arguments)
-        if key not in self.done:
-            self.done[key] = function(self, *arguments)
-        return self.done[key]
+    def get(self, function: Callable, **arguments) -> np.ndarray:
+        """Return `function(bars, **arguments)`, computed at the first call."""
+        key = _key(function, **arguments)
+        if key not in self.results:
+            result = function(self, **arguments)
+            place = self.places.get(key)
+            if place is None:
+                if not self.scratch:
+                    self.scratch = list(np.empty((32, len(self))))
+                place = self.scratch.pop()
+            place[:] = result
+            self.results[key] = place
+        return self.results[key]
 
 
 def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """Compute indicators by name: float64 columns in the order of `names`, on the index of `frame`.
 
-    Raises UnknownName for a name that is not in INDICATORS, DataError for a column that the frame lacks.
+    Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing.
     """
     names = list(names)
     for name in names:
         for column in INDICATORS[check_name("indicator", name, INDICATORS)].inputs:
             if column not in frame.columns:
-                raise DataError(
-                    f"{name} needs the column {column!r}; got {', '.join(map(str, frame.columns))}"
-                )
+                got = ", ".join(map(str, frame.columns))
+                raise DataError(f"{name} needs the column {column!r}; got {got}")
     bars = Bars(frame)
     values = np.empty((len(names), len(frame)))
+    functions = [INDICATORS[name].function for name in names]
+    bars.places = {_key(function): row for function, row in zip(functions, values, strict=True)}
     with np.errstate(divide="ignore", invalid="ignore"):
-        for row, name in zip(values, names, strict=True):
-            row[:] = bars.get(INDICATORS[name].function)
+        for function, row in zip(functions, values, strict=True):
+            result = bars.get(function)
+            if result is not row:  # the same name twice
+                row[:] = result
     return pd.DataFrame(values.T, index=frame.index, columns=names, copy=False)
 
 
-# Windows and recursions. x is (N,); so is every result.
+def _key(function: Callable, **arguments) -> tuple:
+    if isinstance(function, partial):
+        return _key(function.func, **function.keywords)
+    return function, *arguments.items()
 
 
 def _column(b: Bars, name: str) -> np.ndarray:
     return b.frame[name].to_numpy(float)
 
 
-def shift(x: np.ndarray, bars: int = 1) -> np.ndarray:
+def _seconds(b: Bars) -> np.ndarray:
+    """Bar starts in seconds since 1970, UTC."""
+    index = b.frame.index
+    if not isinstance(index, pd.DatetimeIndex):
+        raise DataError(f"calendar and session indicators need an index of times; got {index.dtype}")
+    return index.as_unit("ns").asi8 // 1_000_000_000
+
+
+# Windows and recursions. x is (N,), and so is every result.
+
+
+def lag(x: np.ndarray, bars: int = 1) -> np.ndarray:
     """Return x of `bars` rows ago."""
-    out = np.full(len(x), NAN)
+    out = np.empty(len(x))
+    out[:bars] = NAN
     out[bars:] = x[: max(len(x) - bars, 0)]
     return out
 
@@ -86,90 +119,91 @@ def shift(x: np.ndarray, bars: int = 1) -> np.ndarray:
 def rolling(operation: np.ufunc, x: np.ndarray, n: int) -> np.ndarray:
     """Reduce each window of n rows by np.add, np.maximum or np.minimum.
 
-    Windows of 1, 2, 4, ... rows are joined, so it takes log n passes, and unlike a running sum nothing that has left the window
-    (a huge price, a NaN) leaves a trace.
+    Windows of 1, 2, 4, ... rows are joined: log n passes, and unlike in a running sum nothing that has left
+    the window (a huge price, a NaN) leaves a trace.
     """
     rows = len(x)
-    out = np.full(rows, NAN)
     if rows < n:
-        return out
-    part, size, block, width = (
-        x,
-        0,
-        x,
-        1,
-    )  # part[i] reduces x[i : i + size], block[i] reduces x[i : i + width]
+        return np.full(rows, NAN)
+    part, size = x, 0  # part[i] reduces x[i : i + size]
+    block, width = x, 1  # block[i] reduces x[i : i + width]
     while True:
         if n & width:
             part = operation(part[: rows - size - width + 1], block[size:]) if size else block
             size += width
         if size == n:
-            break
+            return _after(n - 1, part)
         block = operation(block[:-width], block[width:])
         width *= 2
-    out[n - 1 :] = part
-    return out
-
-
-def rolling_mean(x: np.ndarray, n: int) -> np.ndarray:
-    """Average each window of n rows."""
-    return rolling(np.add, x, n) / n
 
 
 def rolling_square(x: np.ndarray, n: int) -> np.ndarray:
     """Sum the squared distances from the mean of each window of n rows.
 
-    Two windows join by Chan, Golub and LeVeque (1979): no difference of large squares, exactly 0 for a constant where n has one or
-    two bits.
+    Windows are joined as in `rolling`, by the update of Chan, Golub and LeVeque (1979): no difference of
+    large squares, and exactly 0 for a constant where n is a sum of at most two powers of two.
     """
     rows = len(x)
-    out = np.full(rows, NAN)
     if rows < n:
-        return out
-    zero = np.zeros(rows)
-    (total, square), size, (block, block_square), width = (x, zero), 0, (x, zero), 1
+        return np.full(rows, NAN)
+    part, part_square, size = x, np.zeros(rows), 0
+    block, block_square, width = x, np.zeros(rows), 1
     while True:
         if n & width:
             if size:
                 end = rows - size - width + 1
-                gap = total[:end] / size - block[size:] / width
-                square = square[:end] + block_square[size:] + gap * gap * (size * width / (size + width))
-                total = total[:end] + block[size:]
+                gap = part[:end] / size - block[size:] / width
+                gap *= gap
+                gap *= size * width / (size + width)
+                gap += part_square[:end]
+                gap += block_square[size:]
+                part, part_square = part[:end] + block[size:], gap
             else:
-                total, square = block, block_square
+                part, part_square = block, block_square
             size += width
         if size == n:
-            break
+            return _after(n - 1, part_square)
         gap = block[:-width] - block[width:]
-        block_square = block_square[:-width] + block_square[width:] + gap * gap * (0.5 / width)
-        block = block[:-width] + block[width:]
+        gap *= gap
+        gap *= 0.5 / width
+        gap += block_square[:-width]
+        gap += block_square[width:]
+        block, block_square = block[:-width] + block[width:], gap
         width *= 2
-    out[n - 1 :] = square
-    return out
 
 
-def recursive(x: np.ndarray, alpha: float, first: int, seed: float) -> np.ndarray:
-    """Smooth exponentially: `y[t] = alpha x[t] + (1 - alpha) y[t-1]`, with y[first] = seed and NaN before it."""
-    out = np.full(len(x), NAN)
-    if first < len(x):
-        out[first] = seed
+def average(x: np.ndarray, alpha: float, n: int, start: int = 0) -> np.ndarray:
+    """Smooth by `y[t] = alpha x[t] + (1 - alpha) y[t-1]`, from the mean of rows start .. start + n - 1 on."""
+    out, first = np.full(len(x), NAN), start + n - 1
+    if len(x) > first:
+        out[first] = seed = x[start : first + 1].mean()
+    if len(x) > first + 1:
         out[first + 1 :] = lfilter([alpha], [1.0, alpha - 1.0], x[first + 1 :], zi=[(1.0 - alpha) * seed])[0]
     return out
 
 
-def average(x: np.ndarray, alpha: float, n: int, start: int = 0) -> np.ndarray:
-    """Smooth exponentially from the simple mean of rows start .. start + n - 1 on, the start that TA-Lib takes."""
-    if len(x) < start + n:
-        return np.full(len(x), NAN)
-    return recursive(x, alpha, start + n - 1, x[start : start + n].mean())
-
-
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
     """Divide; `otherwise` where the divisor is 0."""
-    return np.where(below == 0, otherwise, above / below)
+    out = above / below
+    zero = below == 0
+    if zero.any():
+        out[zero] = otherwise
+    return out
 
 
-# Intermediate results, shared through Bars.get.
+def noise(price: np.ndarray) -> np.ndarray:
+    """Bound the rounding error of a difference of two prices: decimals are not exact in binary."""
+    return 4 * np.finfo(float).eps * np.abs(price)
+
+
+def _after(rows: int, x: np.ndarray) -> np.ndarray:
+    out = np.empty(rows + len(x))
+    out[:rows] = NAN
+    out[rows:] = x
+    return out
+
+
+# What indicators are made of, each reached through Bars.get.
 
 
 def log(b: Bars, column: str) -> np.ndarray:
@@ -177,19 +211,37 @@ def log(b: Bars, column: str) -> np.ndarray:
 
 
 def log_return(b: Bars, column: str) -> np.ndarray:
-    return b.get(log, column) - shift(b.get(log, "close"))
+    return b.get(log, column=column) - lag(b.get(log, column="close"))
 
 
 def change(b: Bars) -> np.ndarray:
-    return b["close"] - shift(b["close"])
+    return b["close"] - lag(b["close"])
+
+
+def typical(b: Bars) -> np.ndarray:
+    return (b["high"] + b["low"] + b["close"]) / 3.0
+
+
+def money(b: Bars) -> np.ndarray:
+    return b.get(typical) * b["volume"]
+
+
+def mean(b: Bars, of: Callable, n: int) -> np.ndarray:
+    return rolling(np.add, b.get(of), n) / n
 
 
 def sma(b: Bars, n: int, column: str = "close") -> np.ndarray:
-    return rolling_mean(b[column], n)
+    return rolling(np.add, b[column], n) / n
 
 
 def ema(b: Bars, n: int, start: int = 0) -> np.ndarray:
     return average(b["close"], 2 / (n + 1), n, start)
+
+
+def wma(b: Bars, n: int) -> np.ndarray:
+    if len(b) < n:
+        return np.full(len(b), NAN)
+    return _after(n - 1, np.correlate(b["close"], np.arange(1.0, n + 1), "valid") / (n * (n + 1) / 2))
 
 
 def highest(b: Bars, n: int) -> np.ndarray:
@@ -200,12 +252,46 @@ def lowest(b: Bars, n: int) -> np.ndarray:
     return rolling(np.minimum, b["low"], n)
 
 
-def deviation(b: Bars, column: str, n: int) -> np.ndarray:
-    return np.sqrt(rolling_square(b[column], n) / n)
+def deviation(b: Bars, column: str) -> np.ndarray:
+    return np.sqrt(rolling_square(b[column], 20) / 20)
+
+
+def band(b: Bars, side: float) -> np.ndarray:
+    return b.get(sma, n=20) + side * 2.0 * b.get(deviation, column="close")
+
+
+def bb_width(b: Bars) -> np.ndarray:
+    return 4.0 * b.get(deviation, column="close") / b.get(sma, n=20)
+
+
+def bb_position(b: Bars) -> np.ndarray:
+    return 0.5 + ratio(b["close"] - b.get(sma, n=20), 4.0 * b.get(deviation, column="close"), 0.0)
+
+
+def macd(b: Bars) -> np.ndarray:
+    return b.get(ema, n=12, start=14) - b.get(ema, n=26)  # the fast one starts late, so that both begin at row 25
+
+
+def macd_signal(b: Bars) -> np.ndarray:
+    return average(b.get(macd), 2 / 10, 9, start=25)
+
+
+def macd_histogram(b: Bars) -> np.ndarray:
+    return b.get(macd) - b.get(macd_signal)
+
+
+def roc(b: Bars) -> np.ndarray:
+    return 100.0 * (b["close"] / lag(b["close"], 12) - 1.0)
+
+
+def rsi(b: Bars) -> np.ndarray:
+    gain = np.maximum(b.get(change), 0.0)
+    gain, loss = (average(x, 1 / 14, 14, start=1) for x in (gain, gain - b.get(change)))
+    return 100.0 * ratio(gain, gain + loss, 0.5)
 
 
 def true_range(b: Bars) -> np.ndarray:
-    previous = shift(b["close"])
+    previous = lag(b["close"])
     return np.maximum(b["high"], previous) - np.minimum(b["low"], previous)
 
 
@@ -213,102 +299,273 @@ def atr(b: Bars, n: int) -> np.ndarray:
     return average(b.get(true_range), 1 / n, n, start=1)
 
 
-def macd(b: Bars) -> np.ndarray:
-    return b.get(ema, 12, 14) - b.get(
-        ema, 26
-    )  # the fast one starts late, so that both have their first value at row 25
+def keltner(b: Bars, side: float) -> np.ndarray:
+    return b.get(ema, n=20) + side * 2.0 * b.get(atr, n=10)
 
 
-def macd_signal(b: Bars) -> np.ndarray:
-    return average(b.get(macd), 2 / 10, 9, start=25)
+def rise(b: Bars, side: int) -> np.ndarray:
+    return b["high"] - lag(b["high"]) if side > 0 else lag(b["low"]) - b["low"]
 
 
-def rsi(b: Bars) -> np.ndarray:
-    step = b.get(change)
-    gain = average(np.maximum(step, 0.0), 1 / 14, 14, start=1)
-    loss = average(np.maximum(-step, 0.0), 1 / 14, 14, start=1)
+def excess(b: Bars) -> np.ndarray:
+    """Return how much further the high rose than the low fell, 0 for a tie.
+
+    Ties are common on coarse ticks, and floating point breaks each at random (TA-Lib: ADX of PEPE off by up
+    to 8 points). A margin above the rounding error gives what integer ticks give, whatever the tick is.
+    """
+    out = b.get(rise, side=1) - b.get(rise, side=-1)
+    out[np.abs(out) <= noise(b["high"])] = 0.0
+    return out
+
+
+def di(b: Bars, side: int) -> np.ndarray:
+    larger = b.get(excess) > 0 if side > 0 else b.get(excess) < 0
+    movement = np.maximum(b.get(rise, side=side), 0.0) * larger
+    return 100.0 * ratio(average(movement, 1 / 14, 14, start=1), b.get(atr, n=14), 0.0)
+
+
+def adx(b: Bars) -> np.ndarray:
+    plus, minus = b.get(di, side=1), b.get(di, side=-1)
+    return average(100.0 * ratio(np.abs(plus - minus), plus + minus, 0.0), 1 / 14, 14, start=14)
+
+
+def stoch_fast(b: Bars) -> np.ndarray:
+    low = b.get(lowest, n=14)
+    return 100.0 * ratio(b["close"] - low, b.get(highest, n=14) - low, 0.5)
+
+
+def stoch_k(b: Bars) -> np.ndarray:
+    return b.get(mean, of=stoch_fast, n=3)
+
+
+def williams_r(b: Bars) -> np.ndarray:
+    high = b.get(highest, n=14)
+    return -100.0 * ratio(high - b["close"], high - b.get(lowest, n=14), 0.5)
+
+
+def cci(b: Bars) -> np.ndarray:
+    x, middle, rows = b.get(typical), b.get(mean, of=typical, n=20)[19:], len(b)
+    if rows < 20:
+        return np.full(rows, NAN)
+    spread, distance = np.zeros(rows - 19), np.empty(rows - 19)
+    for bar in range(20):
+        np.subtract(x[bar : bar + rows - 19], middle, out=distance)
+        np.abs(distance, out=distance)
+        spread += distance
+    spread /= 20
+    spread *= spread > noise(middle)
+    return _after(19, ratio(x[19:] - middle, 0.015 * spread, 0.0))
+
+
+def obv(b: Bars) -> np.ndarray:
+    signed = np.sign(b.get(change)) * b["volume"]
+    signed[:1] = b["volume"][:1]
+    return np.cumsum(signed)
+
+
+def obv_rel(b: Bars) -> np.ndarray:
+    return ratio(b.get(obv) - lag(b.get(obv), 20), rolling(np.add, b["volume"], 20), 0.0)
+
+
+def mfi(b: Bars) -> np.ndarray:
+    step = b.get(typical) - lag(b.get(typical))
+    step[np.abs(step) <= noise(b.get(typical))] = 0.0  # ties, as in `excess`
+    flow = np.sign(step) * b.get(money)
+    gain = np.maximum(flow, 0.0)
+    gain, loss = (rolling(np.add, x, 14) for x in (gain, gain - flow))
     return 100.0 * ratio(gain, gain + loss, 0.5)
 
 
-def band(b: Bars, side: int) -> np.ndarray:
-    return b.get(sma, 20) + side * 2.0 * b.get(deviation, "close", 20)
+def vwap(b: Bars) -> np.ndarray:
+    volume = rolling(np.add, b["volume"], 20)
+    return np.where(volume == 0, b.get(typical), rolling(np.add, b.get(money), 20) / volume)
+
+
+def vwap_session(b: Bars) -> np.ndarray:
+    day = _seconds(b) // DAY
+    if not len(day):
+        return np.empty(0)
+    opens = np.append(True, day[1:] != day[:-1])
+    session = np.cumsum(opens) - 1
+    slot = np.arange(len(day)) - np.flatnonzero(opens)[session]
+    sums = []
+    for x in (b.get(money), b["volume"]):
+        table = np.zeros((session[-1] + 1, slot.max() + 1))  # a row a day: each starts at 0, nothing cancels
+        table[session, slot] = x
+        sums.append(np.cumsum(table, axis=1)[session, slot])
+    return np.where(sums[1] == 0, b.get(typical), sums[0] / sums[1])
 
 
 def volatility(b: Bars) -> np.ndarray:
-    return np.sqrt(rolling_square(b.get(log_return, "close"), 20) / 19)
+    return np.sqrt(rolling_square(b.get(log_return, column="close"), 20) / 19)
 
 
-def over(level: Callable, *arguments) -> Callable[[Bars], np.ndarray]:
-    """Turn a price level into its distance from the close, as a share of it; a band below zero stays finite."""
-    return lambda b: b.get(level, *arguments) / b["close"] - 1.0
+def parkinson(b: Bars) -> np.ndarray:
+    spread = b.get(log, column="high") - b.get(log, column="low")
+    return np.sqrt(rolling(np.add, spread * spread, 20) / (20 * 4 * np.log(2)))
 
 
-def share(size: Callable, *arguments) -> Callable[[Bars], np.ndarray]:
-    """Turn a price difference into a share of the close."""
-    return lambda b: b.get(size, *arguments) / b["close"]
+def garman_klass(b: Bars) -> np.ndarray:
+    spread, body = (
+        b.get(log, column="high") - b.get(log, column="low"),
+        b.get(log, column="close") - b.get(log, column="open"),
+    )
+    return np.sqrt(rolling(np.add, 0.5 * spread**2 - (2 * np.log(2) - 1) * body**2, 20) / 20)
 
 
-C, HLC = ("close",), ("high", "low", "close")
+def rogers_satchell(b: Bars) -> np.ndarray:
+    open_, high, low, close = (b.get(log, column=column) for column in OHLC)
+    return np.sqrt(rolling(np.add, (high - close) * (high - open_) + (low - close) * (low - open_), 20) / 20)
 
-INDICATORS: dict[str, Indicator] = {
-    **{
-        f"{column}_return": Indicator(
-            lambda b, column=column: b.get(log_return, column),
-            tuple(dict.fromkeys((column, "close"))),
-            f"Log return of the bar's {column} from the close before it",
-            "log return",
-        )
-        for column in ("open", "high", "low", "close")
-    },
-    **{
-        f"log_{column}": Indicator(
-            lambda b, column=column: b.get(log, column),
-            (column,),
-            f"Natural logarithm of the bar's {column}",
-            "log price",
-        )
-        for column in ("open", "high", "low", "close")
-    },
-    "rsi": Indicator(rsi, C, "Relative strength index, 14 bars (Wilder 1978); no change: 50", "0..100"),
-    "macd": Indicator(macd, C, "EMA 12 - EMA 26 of the close (Appel 1979)", "price"),
-    "macd_signal": Indicator(macd_signal, C, "EMA 9 of macd (Appel 1979)", "price"),
-    "macd_rel": Indicator(share(macd), C, "macd over the close", "share of price"),
-    "macd_signal_rel": Indicator(share(macd_signal), C, "macd_signal over the close", "share of price"),
-    "roc": Indicator(
-        lambda b: 100.0 * (b["close"] / shift(b["close"], 12) - 1.0),
-        C,
-        "Rate of change over 12 bars",
-        "percent",
+
+def yang_zhang(b: Bars) -> np.ndarray:
+    jump = rolling_square(b.get(log_return, column="open"), 20) / 19
+    body = rolling_square(b.get(log, column="close") - b.get(log, column="open"), 20) / 19
+    k = 0.34 / (1.34 + 21 / 19)
+    return np.sqrt(jump + k * body + (1 - k) * b.get(rogers_satchell) ** 2)
+
+
+def volume_norm(b: Bars) -> np.ndarray:
+    return ratio(b["volume"], b.get(sma, n=20, column="volume"), 0.0)
+
+
+def volume_zscore(b: Bars) -> np.ndarray:
+    return ratio(b["volume"] - b.get(sma, n=20, column="volume"), b.get(deviation, column="volume"), 0.0)
+
+
+def turn(b: Bars, wave: np.ufunc, period: int) -> np.ndarray:
+    """Return where in a period the bar starts, as sine or cosine of one turn; weeks start on Monday."""
+    return wave(2 * np.pi * ((_seconds(b) - 4 * DAY) % period) / period)
+
+
+def relative(b: Bars, level: Callable, less: float) -> np.ndarray:
+    return b.get(level) / b["close"] - less  # not its logarithm: a lower band may lie below zero
+
+
+OHLC, HLC, C, V = ("open", "high", "low", "close"), ("high", "low", "close"), ("close",), ("volume",)
+PRICE, DIFFERENCE, SHARE = "price", "price difference", "share of price"
+RETURN, PERCENT, SIGNED, CLOCK = "log return", "0..100", "-1..1", "-1..1"
+
+# Prices and differences of prices come also as a share of the close, under the name with _rel.
+_PLAIN: dict[str, Indicator] = {
+    "open_return": Indicator(
+        partial(log_return, column="open"), ("open", "close"), "Log open less last log close", RETURN
     ),
-    "bb_upper": Indicator(
-        lambda b: b.get(band, 1), C, "SMA 20 + 2 population standard deviations (Bollinger 2001)", "price"
+    "high_return": Indicator(
+        partial(log_return, column="high"), ("high", "close"), "Log high less last log close", RETURN
     ),
-    "bb_lower": Indicator(
-        lambda b: b.get(band, -1), C, "SMA 20 - 2 population standard deviations (Bollinger 2001)", "price"
+    "low_return": Indicator(partial(log_return, column="low"), ("low", "close"), "Log low less last log close", RETURN),
+    "close_return": Indicator(
+        partial(log_return, column="close"), C, "Log return of the bar: from close to close", RETURN
     ),
-    "bb_upper_rel": Indicator(over(band, 1), C, "bb_upper over the close, minus 1", "share of price"),
-    "bb_lower_rel": Indicator(over(band, -1), C, "bb_lower over the close, minus 1", "share of price"),
+    "log_open": Indicator(partial(log, column="open"), ("open",), "Natural logarithm of the open", "log price"),
+    "log_high": Indicator(partial(log, column="high"), ("high",), "Natural logarithm of the high", "log price"),
+    "log_low": Indicator(partial(log, column="low"), ("low",), "Natural logarithm of the low", "log price"),
+    "log_close": Indicator(partial(log, column="close"), C, "Natural logarithm of the close", "log price"),
+    "sma": Indicator(partial(sma, n=20), C, "Simple moving average, 20 bars", PRICE),
+    "ema": Indicator(partial(ema, n=20), C, "Exponential moving average, 20 bars (weight 2/21)", PRICE),
+    "wma": Indicator(partial(wma, n=20), C, "Linearly weighted moving average, 20 bars", PRICE),
+    "rsi": Indicator(rsi, C, "Relative strength index, 14 bars (Wilder 1978); no change: 50", PERCENT),
+    "macd": Indicator(macd, C, "EMA 12 - EMA 26 (Appel 1979)", DIFFERENCE),
+    "macd_signal": Indicator(macd_signal, C, "EMA 9 of macd (Appel 1979)", DIFFERENCE),
+    "macd_histogram": Indicator(macd_histogram, C, "macd - macd_signal (Aspray 1986)", DIFFERENCE),
+    "roc": Indicator(roc, C, "Rate of change, 12 bars", "percent"),
+    "bb_upper": Indicator(partial(band, side=1), C, "SMA 20 + 2 population deviations (Bollinger 2001)", PRICE),
+    "bb_lower": Indicator(partial(band, side=-1), C, "SMA 20 - 2 population deviations (Bollinger 2001)", PRICE),
     "bb_width": Indicator(
-        lambda b: 4.0 * b.get(deviation, "close", 20) / b.get(sma, 20),
+        bb_width,
         C,
-        "BandWidth: distance of the Bollinger bands over their middle (Bollinger 2001)",
-        "share of price",
+        "BandWidth: bb_upper - bb_lower over their middle (Bollinger 2001)",
+        SHARE,
     ),
     "bb_position": Indicator(
-        lambda b: ratio(b["close"] - b.get(band, -1), b.get(band, 1) - b.get(band, -1), 0.5),
+        bb_position,
         C,
-        "%b: 0 at the lower Bollinger band, 1 at the upper (Bollinger 2001); no band: 0.5",
+        "%b: 0 at bb_lower, 1 at bb_upper (Bollinger 2001); no deviation: 0.5",
         "share of band",
     ),
-    "volatility": Indicator(
-        volatility, C, "Close-to-close: sample standard deviation of 20 log returns", "log return a bar"
+    "atr": Indicator(partial(atr, n=14), HLC, "Average true range, 14 bars (Wilder 1978)", DIFFERENCE),
+    "adx": Indicator(adx, HLC, "Average directional index, 14 bars (Wilder 1978); no movement: 0", PERCENT),
+    "plus_di": Indicator(partial(di, side=1), HLC, "+DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
+    "minus_di": Indicator(partial(di, side=-1), HLC, "-DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
+    "stoch_k": Indicator(stoch_k, HLC, "Slow stochastic %K, 14 and 3 bars (Lane 1984); no range: 50", PERCENT),
+    "stoch_d": Indicator(
+        partial(mean, of=stoch_k, n=3), HLC, "Slow stochastic %D: SMA 3 of stoch_k (Lane 1984)", PERCENT
     ),
-    "atr": Indicator(lambda b: b.get(atr, 14), HLC, "Average true range, 14 bars (Wilder 1978)", "price"),
-    "atr_rel": Indicator(share(atr, 14), HLC, "atr over the close", "share of price"),
-    "volume_norm": Indicator(
-        lambda b: ratio(b["volume"], b.get(sma, 20, "volume"), 0.0),
-        ("volume",),
-        "Volume over its mean of 20 bars; nothing traded: 0",
+    "cci": Indicator(cci, HLC, "Commodity channel index, 20 bars (Lambert 1980); no deviation: 0", "index"),
+    "williams_r": Indicator(williams_r, HLC, "Williams %R, 14 bars (Williams 1973); no range: -50", "-100..0"),
+    "obv": Indicator(obv, C + V, "On-balance volume since the first row (Granville 1963)", "volume"),
+    "obv_rel": Indicator(
+        obv_rel, C + V, "Change of obv over 20 bars as a share of their volume; nothing traded: 0", SIGNED
+    ),
+    "mfi": Indicator(mfi, HLC + V, "Money flow index, 14 bars (Quong and Soudack 1989); no flow: 50", PERCENT),
+    "vwap": Indicator(
+        vwap,
+        HLC + V,
+        "Mean price by volume, 20 bars (Berkowitz, Logue and Noser 1988); nothing traded: the bar's own",
+        PRICE,
+    ),
+    "vwap_session": Indicator(
+        vwap_session,
+        HLC + V,
+        "The same since 00:00 UTC of the bar's day; nothing traded: the bar's own",
+        PRICE,
+    ),
+    "donchian_upper": Indicator(
+        partial(highest, n=20), ("high",), "Highest of 20 bars, with this (Donchian 1960)", PRICE
+    ),
+    "donchian_lower": Indicator(partial(lowest, n=20), ("low",), "Lowest of 20 bars, with this (Donchian 1960)", PRICE),
+    "keltner_upper": Indicator(
+        partial(keltner, side=1), HLC, "EMA 20 + 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE
+    ),
+    "keltner_lower": Indicator(
+        partial(keltner, side=-1), HLC, "EMA 20 - 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE
+    ),
+    "volatility": Indicator(
+        volatility, C, "Close-to-close volatility: sample deviation of 20 log returns", "log return a bar"
+    ),
+    "volatility_parkinson": Indicator(
+        parkinson,
+        ("high", "low"),
+        "Volatility from the ranges of 20 bars (Parkinson 1980)",
+        "log return a bar",
+    ),
+    "volatility_garman_klass": Indicator(
+        garman_klass,
+        OHLC,
+        "Volatility from ranges and bodies, 20 bars (Garman and Klass 1980)",
+        "log return a bar",
+    ),
+    "volatility_rogers_satchell": Indicator(
+        rogers_satchell, OHLC, "Drift-free volatility, 20 bars (Rogers and Satchell 1991)", "log return a bar"
+    ),
+    "volatility_yang_zhang": Indicator(
+        yang_zhang, OHLC, "Drift-free, with opening jumps, 20 bars (Yang and Zhang 2000)", "log return a bar"
+    ),
+    "volume_norm": Indicator(volume_norm, V, "Volume over its mean of 20 bars; nothing traded: 0", "ratio"),
+    "volume_zscore": Indicator(
+        volume_zscore,
+        V,
+        "Volume less its mean of 20 bars, over their population deviation; constant: 0",
         "ratio",
     ),
+    "hour_sin": Indicator(partial(turn, wave=np.sin, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
+    "hour_cos": Indicator(partial(turn, wave=np.cos, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
+    "week_sin": Indicator(partial(turn, wave=np.sin, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
+    "week_cos": Indicator(partial(turn, wave=np.cos, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
+}
+
+
+def _relative(name: str, level: Indicator) -> Indicator:
+    less = 1.0 if level.unit == PRICE else 0.0
+    return Indicator(
+        partial(relative, level=level.function, less=less),
+        tuple(dict.fromkeys((*level.inputs, "close"))),
+        f"{name} over the close, less 1" if less else f"{name} over the close",
+        SHARE,
+    )
+
+
+INDICATORS: dict[str, Indicator] = _PLAIN | {
+    f"{name}_rel": _relative(name, i) for name, i in _PLAIN.items() if i.unit in (PRICE, DIFFERENCE)
 }
