@@ -20,9 +20,7 @@ class Command(click.Command):
         lines = "\n".join(f"  {line}" for line in examples)
         super().__init__(*args, epilog=f"\b\nExample{'s' * (len(examples) > 1)}:\n{lines}", **settings)
         self.params.append(
-            click.Option(
-                ["--debug"], is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks."
-            )
+            click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks.")
         )
 
     def invoke(self, context: click.Context):

@@ -73,11 +73,7 @@ def test_a_fault_of_the_program_is_not_hidden():
 
 def test_ctrl_c_says_how_to_go_on():
     shown = run("work", cli=failing(KeyboardInterrupt()))
-    assert (
-        shown.exit_code == 1
-        and "the same command goes on" in shown.output
-        and "Traceback" not in shown.output
-    )
+    assert shown.exit_code == 1 and "the same command goes on" in shown.output and "Traceback" not in shown.output
 
 
 @pytest.mark.parametrize("arguments", [["sweeep"], ["doctor", "--nothing"]])
@@ -92,7 +88,5 @@ def test_doctor_speaks_to_people_and_machines():
 
 
 def test_python_m_is_the_same():
-    done = subprocess.run(
-        [sys.executable, "-m", "cpbkit", "--version"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "cpbkit", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("cpbkit, version ")

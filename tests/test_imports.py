@@ -9,9 +9,9 @@ import pytest
 from conftest import ROOT
 
 LAYERS = (
-    "errors experiment atomic clock indicators metrics data.klines data.venue models.layers"
-    " gpu_check.chips gpu_check.environment gpu_check.diagnosis",
-    "data.store data.binance data.yahoo data.files data.synthetic windows stack run"
+    "errors experiment atomic clock indicators metrics data.klines data.venue data.archive models.layers"
+    " gpu_check.chips gpu_check.environment gpu_check.diagnosis gpu_check.rnn_path gpu_check.trace",
+    "data.store data.download data.binance data.yahoo data.files data.synthetic windows stack run"
     " models.naive models.linear models.recurrent models.transformer gpu_check.probes gpu_check.monitor",
     "models.zoo train checkpoint work audit evaluate executors gpu_check.claims",
     "sweep plots dashboard report hub web bench cli __main__",
@@ -102,7 +102,5 @@ def test_an_init_is_a_docstring():
 def test_a_light_import_loads_nothing_heavy(statement):
     heavy = "{'torch', 'pandas', 'numpy', 'matplotlib', 'ipywidgets', 'requests', 'huggingface_hub'}"
     code = f"import sys; {statement}; print(*sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n" and done.stderr == ""

@@ -60,22 +60,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
         tmp_path,
         project,
     ]
-    subprocess.run(
-        build, check=True, capture_output=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    )
+    subprocess.run(build, check=True, capture_output=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         fields = email.message_from_bytes(archive.read(metadata))
-    assert names == {
-        path.relative_to(project).as_posix() for path in (project / "cpbkit").rglob("*") if path.is_file()
-    }
+    assert names == {path.relative_to(project).as_posix() for path in (project / "cpbkit").rglob("*") if path.is_file()}
     needed = {name for name in fields.get_all("Requires-Dist") if "extra ==" not in name}
     assert needed == {requirement.strip() for requirement, _ in REQUIREMENTS if requirement.strip()}
-    assert fields["Home-page"] == ADDRESS or any(
-        ADDRESS in url for url in fields.get_all("Project-URL") or ()
-    )
+    assert fields["Home-page"] == ADDRESS or any(ADDRESS in url for url in fields.get_all("Project-URL") or ())
 
 
 def test_the_address_stands_in_one_place():
@@ -89,9 +83,7 @@ def test_the_address_stands_in_one_place():
         ):
             assert owner.removesuffix(".git").split("@")[0] == path, file.name
     for file in [*(ROOT / "cpbkit").rglob("*.py"), ROOT / "setup.sh", ROOT / "Makefile"]:
-        assert ADDRESS not in file.read_text(encoding="utf-8"), (
-            f"{file.name}: read it from the metadata instead"
-        )
+        assert ADDRESS not in file.read_text(encoding="utf-8"), f"{file.name}: read it from the metadata instead"
 
 
 @pytest.fixture
@@ -154,11 +146,7 @@ def test_set_up_takes_the_default_build_with_a_driver(machine):
 
 def test_set_up_takes_the_torch_that_is_named(machine):
     done, asked = machine(NO_DRIVER="1", CPBKIT_TORCH="torch==2.13.0 --no-cache-dir")
-    assert (
-        done.returncode == 0
-        and "install -q torch==2.13.0 --no-cache-dir" in asked
-        and "index-url" not in asked
-    )
+    assert done.returncode == 0 and "install -q torch==2.13.0 --no-cache-dir" in asked and "index-url" not in asked
 
 
 def test_set_up_never_falls_back_to_cuda(machine):

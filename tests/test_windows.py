@@ -1,5 +1,7 @@
 """Windows: splits by time, scaling from train alone, gathering by index."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ def test_no_window_crosses_a_gap_or_a_border_and_splits_are_purged():
             assert rows[0] >= first and rows[-1] < last
             assert (np.diff(series.times[rows]) == np.timedelta64(900, "s")).all()
     ends = [splits.bounds[part] for part in ("train", "validation", "test")]
-    assert all(later[0] - earlier[1] >= TASK.horizon for earlier, later in zip(ends, ends[1:], strict=False))
+    assert all(later[0] - earlier[1] >= TASK.horizon for earlier, later in itertools.pairwise(ends))
     assert len(splits.train) == 420 - 2 * (TASK.context + TASK.horizon - 1)  # both sides of the gap
 
 
