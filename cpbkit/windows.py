@@ -171,8 +171,9 @@ def split(series: Series, task: Task) -> Splits:
     for name, rows in parts.items():
         if len(rows) < MIN_WINDOWS:
             raise DataError(
-                f"{series.name}: the {name} split needs at least {MIN_WINDOWS} windows of {task.context} + {task.horizon} "
-                f"bars without a gap; got {len(rows)} from {n} bars. Ask for a longer range or a shorter context"
+                f"{series.name}: the {name} split needs at least {MIN_WINDOWS} windows of {task.context} + "
+                f"{task.horizon} bars without a gap; got {len(rows)} from {n} bars. Ask for a longer range or a "
+                "shorter context"
             )
     return Splits(bounds=bounds, **parts)
 

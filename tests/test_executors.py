@@ -1,0 +1,58 @@
+"""Executors: every message of every unit arrives in order, wherever the units run; a lost worker is said."""
+
+import os
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from cpbkit import executors
+
+
+@dataclass(frozen=True)
+class Count:
+    name: str
+    upto: int
+    die_at: int = -1
+
+
+def count(unit):
+    for i in range(unit.upto):
+        if i == unit.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield unit.name, i
+
+
+def fail(unit):
+    yield unit.name, 0
+    raise ValueError("the reason")
+
+
+UNITS = [Count("a", 3), Count("b", 200), Count("c", 1)]
+
+
+@pytest.mark.parametrize("execute", [executors.local, lambda u, w: executors.processes(u, w, workers=2)])
+def test_all_messages_of_a_unit_arrive_in_order(execute):
+    seen = {unit.name: [] for unit in UNITS}
+    for name, i in execute(UNITS, count):
+        seen[name].append(i)
+    assert seen == {unit.name: list(range(unit.upto)) for unit in UNITS}
+
+
+def test_a_killed_worker_is_said_after_its_messages():
+    seen = []
+    with pytest.raises(executors.WorkerLost, match="exit code -9"):
+        for message in executors.processes([Count("a", 5, die_at=3)], count, workers=1):
+            seen.append(message)
+    assert seen == [("a", 0), ("a", 1), ("a", 2)]
+
+
+def test_an_error_in_a_worker_comes_with_its_traceback():
+    with pytest.raises(executors.WorkerLost, match=r"(?s)the unit a failed:.*ValueError: the reason"):
+        list(executors.processes([Count("a", 1)], fail, workers=1))
+
+
+def test_stopping_early_stops_the_workers():
+    messages = executors.processes([Count("a", 10**9)], count, workers=1)
+    next(messages)
+    messages.close()  # must return: the worker is told to stop
