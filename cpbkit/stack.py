@@ -85,10 +85,6 @@ class Stack:
         self.table = {name: tensor[index] for name, tensor in self.table.items()}
         self._attach(self.weights[index], [moments[r] for r in rows])
 
-    def load(self, weights: Tensor) -> None:
-        """Set all weights (M, P) in place."""
-        self.weights.copy_(weights)
-
     def export(self, row: int, weights: Tensor | None = None) -> dict[str, Tensor]:
         """Return one model's tensors by name, without the model axis, on the host; `weights` (P,) or its best ones."""
         source = self.table["best"][row] if weights is None else weights
@@ -105,6 +101,15 @@ class Stack:
         saved = {f"table.{name}": tensor for name, tensor in self.table.items()}
         saved |= {f"moment.{name}": torch.stack([m[name] for m in moments]) for name in MOMENTS if moments[0]}
         return saved | {"weights": self.weights}
+
+    def rewind(self, saved: dict[str, Tensor]) -> None:
+        """Go back, in place, to what `state` said; an optimiser that had not begun then begins anew."""
+        self.weights.copy_(saved["weights"])
+        for name, tensor in self.table.items():
+            tensor.copy_(saved[f"table.{name}"])
+        for m, moments in enumerate(self._moments()):
+            for name, tensor in moments.items():
+                tensor.copy_(saved[f"moment.{name}"][m]) if f"moment.{name}" in saved else tensor.zero_()
 
     def restore(self, names: Sequence[str], saved: dict[str, Tensor]) -> None:
         """Become the stack whose `state` was saved: the same models in the same order."""

@@ -5,7 +5,7 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from cpbkit.windows import Windows
 
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
+WARM_UP = 3  # steps before a capture
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
 CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped")
 
@@ -45,6 +46,7 @@ class Fit:
     step: int = 0  # steps of the running epoch that are complete
     curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # a live model's name -> CURVES
     finished: list[Finished] = field(default_factory=list)  # of the last completed epoch
+    mode: str = ""  # how a step runs: CUDA graph, or eager and why
 
     def __post_init__(self):
         if "validation_best" in self.stack.table:
@@ -104,29 +106,69 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     place = {series.name: m for m, series in enumerate(windows.series)}
     target_weights = torch.tensor(task.target_weights, device=windows.device, dtype=windows.levels.dtype)
     target_weights /= target_weights.sum()
+    order = coins = run = now = None
+    i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
+
+    def step() -> None:
+        x, last, y = windows.gather(order.index_select(1, i)[:, 0])
+        teacher = (y, coins.index_select(0, i)[0]) if training.teacher_forcing else None
+        with autocast:
+            forecast = stack.net(x, last, teacher)
+        _move(stack, training, loss_per_model(forecast, y, target_weights).mean(1))
+        i.add_(1)
+
     with precision(training, windows.device) as autocast:
         while len(stack):
             members = [place[name] for name in stack.names]
-            order = windows.order(members, training.seed, state.epoch, steps * training.batch)
-            order = order.unflatten(1, (steps, training.batch))  # (M, S, B)
-            coins = _coins(training, state.epoch, steps, task.horizon).to(windows.device)
+            fresh = windows.order(members, training.seed, state.epoch, steps * training.batch)
+            fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
+            draws = _coins(training, state.epoch, steps, task.horizon).to(windows.device)
+            if now is not stack.weights:  # models have left: the step has other tensors now
+                order, coins, now = fresh, draws, stack.weights
+                i.zero_()
+                run, state.mode = captured(step, stack)
+            order.copy_(fresh)
+            coins.copy_(draws)
+            i.fill_(state.step)
             if state.step == 0:
                 torch.manual_seed(derive_seed("dropout", training.seed, state.epoch))
                 _set_rates(stack, training, state.epoch)
             stack.net.train()
             state.finished = []
-            for i in range(state.step, steps):
-                x, last, y = windows.gather(order[:, i])
-                with autocast:
-                    forecast = stack.net(x, last, (y, coins[i]) if training.teacher_forcing else None)
-                _step(stack, training, loss_per_model(forecast, y, target_weights).mean(1))
-                state.step = i + 1
+            while state.step < steps:
+                run()
+                state.step += 1
                 if state.step < steps:
                     yield state
             with autocast:
                 validation = evaluate(stack.net, windows, "validation", members, target_weights)
             _close_epoch(state, training, steps, validation)
             yield state
+
+
+def captured(step: Callable[[], None], stack: Stack) -> tuple[Callable[[], None], str]:
+    """Return the step as one CUDA graph that replays without the host, or as it is, and why."""
+    if not stack.weights.is_cuda:
+        return step, "eager: no GPU"
+    stack.net.train()
+    before = {name: tensor.clone() for name, tensor in stack.state().items()}
+    random = torch.cuda.get_rng_state(stack.weights.device)
+    side = torch.cuda.Stream(stack.weights.device)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+        run, mode = graph.replay, "CUDA graph"
+    except RuntimeError as error:
+        run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"
+    stack.rewind(before)
+    torch.cuda.set_rng_state(random, stack.weights.device)
+    return run, mode
 
 
 def _coins(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:
@@ -146,7 +188,7 @@ def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
         stack.table["learning_rate"].fill_(training.learning_rate * training.schedule_factor**drops)
 
 
-def _step(stack: Stack, training: Training, losses: Tensor) -> None:
+def _move(stack: Stack, training: Training, losses: Tensor) -> None:
     """Move every model by its own loss (M,); a model whose gradient is not finite moves by none."""
     gradients, table = stack.gradients, stack.table
     scale = LOSS_SCALE if training.precision == "float16" else 1.0
