@@ -262,7 +262,7 @@ def test_ewma_equals_its_recursion_and_starts_anew_after_a_gap(monkeypatch):
 def test_ewma_takes_the_decay_that_is_best_over_the_whole_horizon(monkeypatch):
     level = np.zeros(3000)  # the next bar is near this one, the tenth near the mean
     for t, shock in enumerate(np.random.default_rng(5).normal(size=2999)):
-        level[t + 1] = 0.9 * level[t] + shock
+        level[t + 1] = 0.7 * level[t] + shock
     series, train = make_series(level, "volatility"), np.arange(1990)
     truth = series.truth(train, 10)
     chosen = naive.forecast("ewma", series, train, 10, 2000)
