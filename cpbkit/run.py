@@ -14,13 +14,9 @@ from cpbkit import __version__, atomic
 from cpbkit.errors import RunError
 from cpbkit.experiment import Experiment, difference, from_json, to_json
 
-EXPERIMENT, LEDGER, CLOCK, MONITOR, REPORT = (
-    "experiment.json",
-    "results.jsonl",
-    "clock.json",
-    "monitor.parquet",
-    "report.html",
-)
+EXPERIMENT, LEDGER, ABOUT = "experiment.json", "results.jsonl", "about.json"
+CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
+PLAN, STATUS = "progress/plan.json", "progress/status.json"
 
 
 class Run:
@@ -116,6 +112,15 @@ class Run:
     def checkpoint(self, unit: str) -> Path:
         """Return where the checkpoint of a unit of work lies."""
         return self.folder / "progress" / f"{unit}.safetensors"
+
+    def tell(self, status: dict) -> None:
+        """Leave word for `cpbkit status` of what the sweep is doing."""
+        atomic.write_bytes(self.folder / STATUS, json.dumps(status | {"at": time.time()}).encode())
+
+    def status(self) -> dict:
+        """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before the first."""
+        path = self.folder / STATUS
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def add_clock(self, seconds: dict[str, float]) -> dict[str, float]:
         """Add the seconds of each stage to those of earlier sessions of this run; return the sums."""

@@ -19,11 +19,12 @@ from cpbkit.data.klines import Klines
 from cpbkit.errors import CpbkitError, DataError
 from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.monitor import Monitor
-from cpbkit.run import MONITOR, Run
+from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
 from cpbkit.work import Checkpoint, Progress, Result, Unit, work
 
 NARROW = 32  # units of width up to which a stack beats a process a model on a CPU
+STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
 WIDE_STACK = 2  # models a stack on a CPU above that width
 
 
@@ -110,18 +111,24 @@ def sweep(
     What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
-    run, clock = Run(folder), Clock()
+    run, clock, told = Run(folder), Clock(), -math.inf
     state = State(experiment, len(experiment.series))
 
     def tell(stage: str) -> None:
+        nonlocal told
         state.stage = stage
         on_progress(state)
+        if time.monotonic() - told > STATUS_SECONDS:
+            told = time.monotonic()
+            shares = {name: round(one["share"], 4) for name, one in state.running.items()}
+            run.tell(
+                {"stage": stage, "done": state.done, "total": state.total, "running": shares}
+                | {"seconds_left": state.seconds_left, "samples_per_second": state.samples_per_second}
+            )
 
     with run.writing(experiment), Monitor() as state.watch:
         state.results = run.results()
-        missing = [
-            name for name in experiment.series if name not in {line["series"] for line in state.results}
-        ]
+        missing = [name for name in experiment.series if name not in {line["series"] for line in state.results}]
         if missing:
             _save_about(run, command)
             with clock("bars"):
@@ -145,9 +152,7 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
         data.start,
         data.end,
         market=data.market,
-        progress=lambda done, total, size, text: tell(
-            f"getting bars: {done} of {total} files, {size / 1e6:.1f} MB"
-        ),
+        progress=lambda done, total, size, text: tell(f"getting bars: {done} of {total} files, {size / 1e6:.1f} MB"),
     )
 
 
@@ -174,12 +179,8 @@ def _train(run, experiment, bars, missing, workers, state, clock, tell) -> None:
             saved = run.checkpoint(chosen.unit_name(i))
             content = saved.read_bytes() if saved.exists() else None
             device = chosen.devices[i % len(chosen.devices)]
-            units.append(
-                Unit(chosen.unit_name(i), experiment, tuple(series[n] for n in names), device, 1, content)
-            )
-    execute = (
-        executors.processes(units, work, chosen.workers) if chosen.workers else executors.local(units, work)
-    )
+            units.append(Unit(chosen.unit_name(i), experiment, tuple(series[n] for n in names), device, 1, content))
+    execute = executors.processes(units, work, chosen.workers) if chosen.workers else executors.local(units, work)
     begun, start_share = time.monotonic(), state.done / state.total
     with clock("training"):
         tell(f"training: {chosen.reason}")
@@ -195,9 +196,7 @@ def _train(run, experiment, bars, missing, workers, state, clock, tell) -> None:
                 case Progress():
                     state.running |= message.running
                     for stage, seconds in message.seconds.items():
-                        clock.seconds[f"worker: {stage}"] = (
-                            clock.seconds.get(f"worker: {stage}", 0.0) + seconds
-                        )
+                        clock.seconds[f"worker: {stage}"] = clock.seconds.get(f"worker: {stage}", 0.0) + seconds
             share = (state.done + sum(r["share"] for r in state.running.values())) / state.total
             spent = time.monotonic() - begun
             if share > start_share:
@@ -221,7 +220,7 @@ def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[st
 
 def _keep_plan(run: Run, fresh: Plan) -> Plan:
     """Return the plan this run started with, or make `fresh` that plan."""
-    path = run.folder / "progress" / "plan.json"
+    path = run.folder / PLAN
     if path.exists():
         return Plan(**json.loads(path.read_text()))
     atomic.write_bytes(path, json.dumps(fresh.__dict__, indent=2).encode())
@@ -241,7 +240,7 @@ def _save_about(run: Run, command: str) -> None:
             "pandas": pd.__version__,
         },
     }
-    atomic.write_bytes(run.folder / "about.json", json.dumps(about, indent=2).encode())
+    atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
 
 
 def _save_monitor(run: Run, frame: pd.DataFrame) -> None:
@@ -249,7 +248,5 @@ def _save_monitor(run: Run, frame: pd.DataFrame) -> None:
     path = run.folder / MONITOR
     if path.exists():
         earlier = pd.read_parquet(path)
-        frame = pd.concat(
-            [earlier, frame.assign(time=frame["time"] + earlier["time"].max())], ignore_index=True
-        )
+        frame = pd.concat([earlier, frame.assign(time=frame["time"] + earlier["time"].max())], ignore_index=True)
     atomic.write_bytes(path, frame.to_parquet())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Training, derive_seed
+from cpbkit.health import find_not_finite
 from cpbkit.stack import Stack
 from cpbkit.windows import Windows
 
@@ -67,6 +68,7 @@ START = {
     "loss_sum": 0.0,  # over the running epoch
     "norm_sum": 0.0,
     "clipped_sum": 0.0,
+    "bad_step": -1.0,  # first step of the epoch whose loss or gradient was not finite
 }
 
 
@@ -78,9 +80,7 @@ def precision(training: Training, device: torch.device) -> Iterator[torch.autoca
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     torch.use_deterministic_algorithms(training.deterministic)
     try:
-        yield torch.autocast(
-            device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False
-        )
+        yield torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.use_deterministic_algorithms(before[1])
@@ -97,9 +97,9 @@ def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
 
 
 def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterator[Fit]:
-    """Train until every model has left, yielding the state after each step and after each epoch.
+    """Train until every model has left, yielding the state after each step and after the validation of each epoch.
 
-    After an epoch `state.step` is 0 and `state.finished` holds the models that left in it. The caller may stop
+    After that `state.step` is 0 and `state.finished` holds the models that left in it. The caller may stop
     at any yield, save the state, and go on from it later: the end is the same to the bit on the same device.
     """
     stack, task = state.stack, windows.task
@@ -114,7 +114,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
         teacher = (y, coins.index_select(0, i)[0]) if training.teacher_forcing else None
         with autocast:
             forecast = stack.net(x, last, teacher)
-        _move(stack, training, loss_per_model(forecast, y, target_weights).mean(1))
+        _move(stack, training, loss_per_model(forecast, y, target_weights).mean(1), i)
         i.add_(1)
 
     with precision(training, windows.device) as autocast:
@@ -138,11 +138,10 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             while state.step < steps:
                 run()
                 state.step += 1
-                if state.step < steps:
-                    yield state
+                yield state
             with autocast:
                 validation = evaluate(stack.net, windows, "validation", members, target_weights)
-            _close_epoch(state, training, steps, validation)
+            _close_epoch(state, training, steps, validation, lambda row: _explain(stack, windows, order, members, row))
             yield state
 
 
@@ -188,7 +187,7 @@ def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
         stack.table["learning_rate"].fill_(training.learning_rate * training.schedule_factor**drops)
 
 
-def _move(stack: Stack, training: Training, losses: Tensor) -> None:
+def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
     """Move every model by its own loss (M,); a model whose gradient is not finite moves by none."""
     gradients, table = stack.gradients, stack.table
     scale = LOSS_SCALE if training.precision == "float16" else 1.0
@@ -204,11 +203,19 @@ def _move(stack: Stack, training: Training, losses: Tensor) -> None:
         table["clipped_sum"] += norms > training.clip_norm
     gradients.masked_fill_(~finite[:, None], 0)
     stack.optimizer.step()
+    table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))
     table["loss_sum"] += losses.detach()
-    table["norm_sum"] += norms
+    table["norm_sum"] += torch.where(finite, norms, 0)
 
 
-def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor) -> None:
+def _explain(stack: Stack, windows: Windows, order: Tensor, members: list[int], row: int) -> str:
+    """Name the first bad tensor of a sick model, at the step where it fell ill or on its validation windows."""
+    step = int(stack.table["bad_step"][row])
+    rows = order[:, step] if step >= 0 else next(windows.batches("validation", members, EVALUATION_WINDOWS))[0]
+    return find_not_finite(stack.net, row, *windows.gather(rows))
+
+
+def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor, explain: Callable[[int], str]) -> None:
     """Judge the epoch of every model on the device, look once from the host, and let go of those who are through."""
     stack, table = state.stack, state.stack.table
     state.epoch, state.step = state.epoch + 1, 0
@@ -226,8 +233,6 @@ def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor)
         table["waited"].masked_fill_(drop, 0.0)
     sums = [table[name] / steps for name in ("loss_sum", "norm_sum", "clipped_sum")]
     seen = torch.stack([sums[0], validation, rates.double(), *sums[1:], table["alive"], table["stale"]], 1)
-    for name in ("loss_sum", "norm_sum", "clipped_sum"):
-        table[name].zero_()
 
     leaving = {}
     for row, (name, (*numbers, alive, stale)) in enumerate(zip(stack.names, seen.tolist(), strict=True)):
@@ -238,7 +243,8 @@ def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor)
         train, valid = numbers[:2]
         if not (math.isfinite(train) and math.isfinite(valid)):
             which = "training" if not math.isfinite(train) else "validation"
-            leaving[row] = ("sick", f"the {which} loss was not finite in epoch {state.epoch}")
+            reason = f"the {which} loss was not finite in epoch {state.epoch}; first bad: {explain(row)}"
+            leaving[row] = ("sick", reason)
         elif stale >= training.patience:
             leaving[row] = ("done", f"no better validation loss for {training.patience} epochs")
         elif state.epoch >= training.epochs:
@@ -257,6 +263,8 @@ def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor)
             )
         )
         table["alive"][row] = 0
+    for name in ("loss_sum", "norm_sum", "clipped_sum", "bad_step"):
+        table[name].fill_(START[name])
     live = [row for row, name in enumerate(stack.names) if name in state.curves]
     if not live or len(live) < len(stack) * (COMPACT_AT if stack.weights.is_cuda else 1):
         stack.keep(live)

@@ -85,28 +85,27 @@ def work(unit: Unit) -> Iterator[Message]:
         state = checkpoint.load_fit(stack, unit.checkpoint) if unit.checkpoint else Fit(stack)
         floor = _by_name(unit.series, persistence_losses(windows, list(range(len(windows)))))
     begun = told = saved = time.monotonic()
-    pause, samples = CHECKPOINT_SECONDS, 0
+    pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:
-        with clock(
-            "first step" if not samples else "validation" if state.step == training.steps - 1 else "epochs"
-        ):
+        with clock(stage):
             if next(training_steps, None) is None:
                 break
-        samples += len(stack) * training.batch
-        for finished in state.finished if state.step == 0 else ():
+        if state.step:
+            samples += len(stack) * training.batch
+        stage = "validation" if state.step == training.steps else "epochs"
+        for finished in [] if state.step else state.finished:
             with clock("judging"):
                 yield _result(unit, windows, finished, floor[finished.name], time.monotonic() - begun)
         now = time.monotonic()
-        if len(stack) and (now - saved > pause or (state.step == 0 and state.finished)):
+        if len(stack) and (now - saved > pause or (state.finished and not state.step)):
             with clock("checkpoints"):
                 yield Checkpoint(unit.name, checkpoint.save_fit(state))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
         if now - told > PROGRESS_SECONDS:
-            told = now
             yield _progress(unit, state, floor, samples, clock)
-            samples = 1  # not none: the first step is over
+            told, samples = now, 0
     yield _progress(unit, state, floor, samples, clock)
 
 
@@ -118,15 +117,12 @@ def _progress(unit: Unit, state: Fit, floor: dict[str, dict], samples: int, cloc
     training = unit.experiment.training
     share = (state.epoch + state.step / training.steps) / training.epochs
     running = {
-        name: {"curve": curve, "persistence": floor[name], "share": share}
-        for name, curve in state.curves.items()
+        name: {"curve": curve, "persistence": floor[name], "share": share} for name, curve in state.curves.items()
     }
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
-def _result(
-    unit: Unit, windows: Windows, finished: Finished, floor: dict[str, float], seconds: float
-) -> Result:
+def _result(unit: Unit, windows: Windows, finished: Finished, floor: dict[str, float], seconds: float) -> Result:
     """Judge a finished model on the test split, which is read here and nowhere else."""
     m = next(i for i, series in enumerate(windows.series) if series.name == finished.name)
     series, splits, scaler = windows.series[m], windows.splits[m], windows.scalers[m]
