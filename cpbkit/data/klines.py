@@ -172,6 +172,8 @@ def validate(
     now: Any = None,
     phase: int | None = None,
     duplicates: int = 0,
+    off_grid: int = 0,
+    unfinished: int = 0,
     disagreements: Iterable[Disagreement] = (),
     notes: Iterable[str] = (),
     synthetic: bool = False,
@@ -183,7 +185,8 @@ def validate(
     start, end: first and last instant asked for, both inclusive (default: the first and the last bar).
     now: bars that close after it are unfinished (default: all are closed).
     phase: ns after a multiple of the interval where bars start, if not the usual 0 (see `grid_phase`).
-    duplicates, disagreements, notes: what the source already found. Raises DataError with the first bad bar.
+    duplicates, off_grid, unfinished, disagreements, notes: what the source already dropped or found.
+    Raises DataError with the first bad bar.
     """
     _, interval = split_name(series)
     step = INTERVAL_SECONDS[interval] * _SECOND
@@ -195,7 +198,8 @@ def validate(
     on_grid = starts % step == phase
     closed = np.ones(len(starts), bool) if now is None else starts + step <= _ns(now)
     keep = on_grid & closed
-    off_grid, unfinished = int((~on_grid).sum()), int((on_grid & ~closed).sum())
+    off_grid += int((~on_grid).sum())
+    unfinished += int((on_grid & ~closed).sum())
     starts, values = starts[keep], values[keep]
     last = np.append(starts[1:] != starts[:-1], True) if len(starts) else np.empty(0, bool)
     duplicates += int((~last).sum())
@@ -216,7 +220,7 @@ def validate(
             f"{series}: no bar left of {len(frame)} rows ({off_grid} off the {interval} grid, "
             f"{unfinished} not closed yet, {int((~inside).sum())} outside the dates asked for)"
         )
-    _refuse_impossible(starts, values, series)
+    check_bars(starts, values, series)
 
     grid_low = starts[0] if low is None else low
     grid_high = starts[-1] if high is None else (high - phase) // step * step + phase
@@ -287,6 +291,28 @@ def passport_table(passports: Iterable[Passport]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names).set_index("series")
 
 
+def check_bars(starts: np.ndarray, values: np.ndarray, name: str) -> None:
+    """Raise DataError, with the first of them, if there are bars that cannot be.
+
+    starts (N,): ns. values (N, >=5): open high low close volume first. name: of the series or the file.
+    """
+    o, h, lo, c, volume = values[:, :5].T
+    with np.errstate(invalid="ignore"):
+        slack = 1e-9 * np.abs(h)  # adjusted prices of other sources differ in their last digits
+        rules = {
+            "a price that is not a number": ~np.isfinite(values[:, :4]).all(axis=1),
+            "a price that is not above zero": (values[:, :4] <= 0).any(axis=1),
+            "a volume that is not a number of at least zero": ~(volume >= 0) | np.isinf(volume),
+            "a high below another price": h + slack < np.maximum(np.maximum(o, c), lo),
+            "a low above another price": lo - slack > np.minimum(o, c),
+        }
+    for rule, broken in rules.items():
+        if broken.any():
+            i = int(broken.argmax())
+            shown = ", ".join(f"{column} {value!r}" for column, value in zip(OHLCV, values[i].tolist(), strict=False))
+            raise DataError(f"{name}: {int(broken.sum())} bars with {rule}; the first at {stamp(starts[i])}: {shown}")
+
+
 def stamp(ns: int) -> str:
     """Write an instant (ns since 1970, UTC) as `2025-03-01T00:00`."""
     return str(np.datetime64(int(ns), "ns").astype("M8[m]"))
@@ -306,9 +332,7 @@ def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, 
     absent = [name for name in OHLCV if name not in frame.columns]
     if absent:
         got = ", ".join(map(str, frame.columns))
-        raise DataError(
-            f"{series}: bars need the columns {', '.join(OHLCV)}; got {got} ({', '.join(absent)} missing)"
-        )
+        raise DataError(f"{series}: bars need the columns {', '.join(OHLCV)}; got {got} ({', '.join(absent)} missing)")
     if not isinstance(frame.index, pd.DatetimeIndex):
         raise DataError(f"{series}: bars need an index of times; got {frame.index.dtype}")
     index = frame.index if frame.index.tz is None else frame.index.tz_convert("UTC").tz_localize(None)
@@ -320,28 +344,6 @@ def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, 
     except (TypeError, ValueError) as error:
         raise DataError(f"{series}: prices and volumes must be numbers; {error}") from None
     return index.as_unit("ns").to_numpy().view("i8"), values, columns
-
-
-def _refuse_impossible(starts: np.ndarray, values: np.ndarray, series: str) -> None:
-    o, h, lo, c, volume = values[:, :5].T
-    with np.errstate(invalid="ignore"):
-        slack = 1e-9 * np.abs(h)  # adjusted prices of other sources differ in their last digits
-        rules = {
-            "a price that is not a number": ~np.isfinite(values[:, :4]).all(axis=1),
-            "a price that is not above zero": (values[:, :4] <= 0).any(axis=1),
-            "a volume that is not a number of at least zero": ~(volume >= 0) | np.isinf(volume),
-            "a high below another price": h + slack < np.maximum(np.maximum(o, c), lo),
-            "a low above another price": lo - slack > np.minimum(o, c),
-        }
-    for rule, broken in rules.items():
-        if broken.any():
-            i = int(broken.argmax())
-            shown = ", ".join(
-                f"{name} {value!r}" for name, value in zip(OHLCV, values[i].tolist(), strict=False)
-            )
-            raise DataError(
-                f"{series}: {int(broken.sum())} bars with {rule}; the first at {stamp(starts[i])}: {shown}"
-            )
 
 
 def _gaps(starts: np.ndarray, low: int, high: int, step: int, market: str) -> tuple[Gap, ...]:

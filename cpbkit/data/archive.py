@@ -1,0 +1,242 @@
+"""The files of the public archive and the answers of the REST host: their names, and the bars inside, checked."""
+
+import datetime as dt
+import hashlib
+import io
+import json
+import re
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from cpbkit.data.klines import INTERVAL_SECONDS, check_bars, grid_phase, stamp
+from cpbkit.errors import DataError, SourceError
+
+SECOND = 1_000_000_000  # ns
+DAY = 86400 * SECOND
+MONTHLY_ONLY = ("3d", "1w")  # intervals without daily files
+COLUMNS = ("open", "high", "low", "close", "volume", "quote_volume", "trades", "taker_buy_volume")
+_FIELDS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+)  # where COLUMNS stand among the 12 fields of a row; field 0 is the open time
+_NAMES = [f"f{i}" for i in range(12)]
+_TYPES = {"f0": pa.int64(), **{f"f{i}": pa.float64() for i in _FIELDS}}
+_CSV = pa.csv.ConvertOptions(column_types=_TYPES, include_columns=list(_TYPES))
+ZIP_LIMIT = 16 << 20  # bytes; a month of minutes has 3 MB
+CSV_LIMIT = 64 << 20  # bytes; a month of minutes has 6 MB
+REST_LIMIT = 4 << 20  # bytes; 1000 bars have 200 kB
+REST_BARS = 1000  # at most, an answer
+_MICROSECONDS = 10**14  # an open time above it is in microseconds: as milliseconds it would be the year 5138
+_LAST_MS = 9 * 10**12  # 2255; what comes later does not fit into nanoseconds
+
+
+class BadFile(SourceError):
+    """A file or an answer that arrived whole and cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class ArchiveFile:
+    """A monthly or daily file of the archive."""
+
+    market: str  # spot | um
+    symbol: str  # as the archive names it: 1000PEPEUSDT
+    interval: str
+    date: str  # 2025-03 or 2025-03-24
+
+    @property
+    def kind(self) -> str:
+        return "monthly" if len(self.date) == 7 else "daily"
+
+    @property
+    def name(self) -> str:
+        return f"{self.symbol}-{self.interval}-{self.date}.zip"
+
+    @property
+    def path(self) -> str:
+        folder = {"spot": "spot", "um": "futures/um"}[self.market]
+        return f"/data/{folder}/{self.kind}/klines/{self.symbol}/{self.interval}/{self.name}"
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First instant, and the instant after the last (ns)."""
+        if self.kind == "daily":
+            first = dt.date.fromisoformat(self.date)
+            return day_ns(first), day_ns(first) + DAY
+        year, month = map(int, self.date.split("-"))
+        return day_ns(dt.date(year, month, 1)), day_ns(dt.date(year + month // 12, month % 12 + 1, 1))
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was read, and what was left out of it; the cache keeps it with the bars."""
+
+    name: str
+    kind: str  # monthly | daily | rest
+    start: int  # first instant it speaks for, ns
+    end: int  # instant after the last, ns
+    sha256: str
+    fetched_at: str  # UTC
+    duplicates: int = 0
+    off_grid: int = 0
+    unfinished: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The sound bars of one file or answer: strictly increasing starts (N,) ns and values (N, 8) as in COLUMNS."""
+
+    record: Record
+    starts: np.ndarray
+    values: np.ndarray
+
+
+def day_ns(day: dt.date) -> int:
+    """Return the first instant of a UTC day."""
+    return (day - dt.date(1970, 1, 1)).days * DAY
+
+
+def parse_checksum(body: bytes, name: str) -> str:
+    """Return the sha256 that a .CHECKSUM file gives for `name`; BadFile if it gives none."""
+    match = re.match(rb"\s*([0-9a-fA-F]{64})(?:\s+\*?(\S+))?\s*$", body)
+    if not match or (match[2] and match[2] != name.encode()):
+        raise BadFile(f"{name}.CHECKSUM does not hold a sha256 of {name}; got {body[:80]!r}")
+    return match[1].decode().lower()
+
+
+def read_file(file: ArchiveFile, blob: bytes, *, now: int, coins: int = 1, note: str = "") -> Piece:
+    """Read a zip of the archive. `now` (ns): bars that close later are dropped; coins: a contract's units.
+
+    Raises BadFile for anything but one sound CSV of the name that the file promises.
+    """
+    try:
+        starts, values = _parse_csv(_unzip(blob, file.name))
+        low, high = file.span
+        early = INTERVAL_SECONDS[file.interval] * SECOND if file.interval in MONTHLY_ONLY else 0
+        inside = (starts >= low - early) & (starts < high)  # a week may begin in the month before
+        if len(starts) and not inside.any():
+            first = stamp(starts[0]) if abs(int(starts[0])) < 2**62 else "a time beyond any calendar"
+            raise BadFile(f"{file.name} holds no bar of {file.date}; its first is of {first}")
+        record = dict(name=file.name, kind=file.kind, start=low, end=high, note=note)
+        return _piece(starts, values, inside, file.interval, coins, now, record, hashlib.sha256(blob))
+    except pa.ArrowException as error:
+        raise BadFile(f"{file.name} does not hold 12 columns of numbers ({str(error)[:120]})") from None
+    except BadFile:
+        raise
+    except DataError as error:
+        raise BadFile(f"{file.name} holds impossible bars: {error}") from None
+
+
+def read_answer(
+    pages: list[bytes], interval: str, start: int, end: int, *, name: str, now: int, coins: int = 1
+) -> Piece:
+    """Read what the REST host said about the bars that start in [start, end) (ns)."""
+    rows = [row for page in pages for row in rows_of(page, name)]
+    try:
+        starts = _to_ns(np.array([row[0] for row in rows], np.int64))
+        values = np.array([[float(row[i]) for i in _FIELDS] for row in rows]).reshape(-1, len(_FIELDS))
+        inside = (starts >= start) & (starts < end)
+        record = dict(name=name, kind="rest", start=start, end=end)
+        sha = hashlib.sha256(b"".join(pages))
+        return _piece(starts, values, inside, interval, coins, now, record, sha)
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
+        raise BadFile(f"{name}: an answer that does not hold bars ({error})") from None
+    except DataError as error:
+        raise BadFile(f"{name}: impossible bars: {error}") from None
+
+
+def rows_of(page: bytes, name: str) -> list:
+    """Return the rows of one REST answer; BadFile if it is not a list of lists."""
+    try:
+        rows = json.loads(page)
+    except ValueError:
+        raise BadFile(f"{name}: an answer that is not JSON: {page[:80]!r}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) >= 11 for row in rows):
+        raise BadFile(f"{name}: an answer that is not a list of bars: {page[:80]!r}")
+    return rows
+
+
+def _unzip(blob: bytes, name: str) -> bytes:
+    wanted = name.removesuffix(".zip") + ".csv"
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as box:
+            names = box.namelist()
+            if names != [wanted]:
+                shown = ", ".join(map(repr, names[:3])) or "nothing"
+                raise BadFile(f"{name} must hold {wanted} alone; it holds {shown}")
+            with box.open(wanted) as member:
+                text = member.read(CSV_LIMIT + 1)  # as much as there is, whatever the zip says of itself
+    except BadFile:
+        raise
+    # What garbage makes zipfile raise, besides its own error, depends on where the garbage is.
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        raise BadFile(f"{name} is not a zip that can be read ({error})") from None
+    if len(text) > CSV_LIMIT:
+        raise BadFile(f"{name} unpacks to more than {CSV_LIMIT:,} bytes, which no file of bars does")
+    return text
+
+
+def _parse_csv(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+    if not text[:1].isdigit():  # futures files got a header at some time, spot files have none
+        text = text.partition(b"\n")[2]
+    if not text.strip():
+        return np.empty(0, np.int64), np.empty((0, len(COLUMNS)))
+    options = pa.csv.ReadOptions(column_names=_NAMES, use_threads=False, block_size=len(text) + 1)
+    table = pa.csv.read_csv(pa.BufferReader(text), options, convert_options=_CSV)
+    if table["f0"].null_count:
+        raise pa.ArrowInvalid(f"{table['f0'].null_count} rows without a time")
+    values = np.column_stack([table[f"f{i}"].to_numpy() for i in _FIELDS])
+    return _to_ns(table["f0"].to_numpy()), values
+
+
+def _to_ns(times: np.ndarray) -> np.ndarray:
+    """Turn open times in ms or us, by their size and row by row, into ns."""
+    micro = np.clip(times, 0, _LAST_MS * 1_000) * 1_000
+    milli = np.clip(times, 0, _LAST_MS) * 1_000_000
+    return np.where(times > _MICROSECONDS, micro, milli)
+
+
+def _piece(starts, values, inside, interval, coins, now, record: dict, sha) -> Piece:
+    """Keep the closed bars on the grid, the last of each, in order; count the others; scale to coins."""
+    step = INTERVAL_SECONDS[interval] * SECOND
+    on_grid = inside & (starts % step == grid_phase(interval, starts))
+    closed = starts + step <= now
+    order = np.argsort(starts, kind="stable")
+    order = order[(on_grid & closed)[order]]
+    starts_kept = starts[order]
+    last = np.append(starts_kept[1:] != starts_kept[:-1], True) if len(order) else np.empty(0, bool)
+    starts_kept, kept = starts_kept[last], values[order[last]]
+    check_bars(starts_kept, kept, record["name"])
+    if coins != 1:
+        kept = kept * 1.0
+        kept[:, :4] /= coins
+        kept[:, [4, 7]] *= coins  # volume and taker_buy_volume count coins; quote_volume counts money
+    whole = Record(
+        **record,
+        sha256=sha.hexdigest(),
+        fetched_at=stamp(now),
+        duplicates=int((~last).sum()),
+        off_grid=int((~on_grid).sum()),
+        unfinished=int((on_grid & ~closed).sum()),
+    )
+    return Piece(whole, starts_kept, kept)

@@ -1,0 +1,221 @@
+"""HTTP for many small files: one pool of connections, patience with limits, and hosts that are left alone in time."""
+
+import email.utils
+import random
+import threading
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+
+from cpbkit.errors import SourceError
+
+REFUSALS = {
+    451: "does not serve this place (HTTP 451): the venue shuts out many countries, and the data centres that "
+    "Colab and Kaggle run in",
+    403: "turned the request away (HTTP 403): its firewall does not want this address or what was asked",
+    418: "has banned this address for asking too much (HTTP 418); that lasts from two minutes to three days",
+}
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for a host, and how often to ask again."""
+
+    connect: float = 10.0  # s
+    read: float = 20.0  # s without a byte
+    whole: float = 240.0  # s for one body; a body that takes longer is not asked for again
+    tries: int = 4
+    backoff: float = 0.5  # s before the second try, then doubled, with jitter
+    longest_wait: float = 30.0  # s, also of a Retry-After
+    dead_after: int = 3  # bodies in a row that were given up before the host counts as down
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host said: 200 with a body, 404, or 400 with its reason."""
+
+    status: int
+    body: bytes = b""
+    time: float | None = None  # the host's clock, s since 1970
+    weight: int = 0  # what this address has used of the host's allowance a minute, where it says
+
+
+class Unavailable(SourceError):
+    """A body that could not be had now, for all the patience; later it may be."""
+
+
+class Refused(Unavailable):
+    """A host that does not want this client; asking on makes it worse."""
+
+
+class _Again(Exception):
+    """A try that failed in a way that another one may not."""
+
+    def __init__(self, reason: str, wait: float | None = None):
+        super().__init__(reason)
+        self.wait = wait
+
+
+class _Host:
+    """What is known of a host, shared by the threads."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.paused_until = 0.0  # monotonic s
+        self.given_up = 0  # bodies in a row
+        self.gone: Unavailable | None = None
+
+
+class Client:
+    """Gets bodies for many threads through one pool of connections; close it, or use it in `with`."""
+
+    def __init__(self, threads: int, patience: Patience | None = None):
+        self.patience = patience or Patience()
+        self.bytes = 0  # received so far
+        self._hosts: dict[str, _Host] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=threads, max_retries=0)
+        self._session.mount("https://", adapter)
+        self._session.mount("http://", adapter)
+        # Bodies are zips, or small: plain bytes keep Content-Length meaningful.
+        self._session.headers["Accept-Encoding"] = "identity"
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+        self._session.close()
+
+    def stop(self) -> None:
+        """Make every thread give up at its next byte, wait or try."""
+        self._stopped.set()
+
+    def gone(self, url: str) -> Unavailable | None:
+        """Return why the host of a URL is left alone, if it is."""
+        return self._host(url).gone
+
+    def get(self, url: str, params: dict | None = None, *, limit: int) -> Answer:
+        """Get a body of at most `limit` bytes.
+
+        404 and 400 are answers. Too many requests, server errors, resets and short bodies are tried again, with
+        jittered and capped waits. Raises Refused at 403, 418 and 451, Unavailable when patience ends; a host that
+        refused, or gave up on several bodies in a row, is not asked again.
+        """
+        host, patience = self._host(url), self.patience
+        began, reason = time.monotonic(), ""
+        for attempt in range(patience.tries):
+            if attempt:
+                self._wait(random.uniform(0.5, 1.0) * min(patience.longest_wait, patience.backoff * 2**attempt))
+            self._wait(host.paused_until - time.monotonic())
+            if host.gone:
+                raise host.gone
+            if self._stopped.is_set():
+                raise Unavailable("stopped")
+            try:
+                answer = self._once(host, url, params, limit)
+            except _Again as again:
+                reason = str(again)
+                if again.wait is not None:
+                    with host.lock:  # all threads wait, not only the one that was told to
+                        wait = min(again.wait, patience.longest_wait)
+                        host.paused_until = max(host.paused_until, time.monotonic() + wait)
+            except Refused as error:
+                host.gone = error
+                raise
+            except Unavailable:
+                self._give_up(host, url, began, reason)
+                raise
+            else:
+                host.given_up = 0
+                return answer
+        self._give_up(host, url, began, reason)
+        raise Unavailable(f"{url} could not be had in {patience.tries} tries; the last: {reason}")
+
+    def pause(self, url: str, seconds: float) -> None:
+        """Ask the host of a URL for nothing more during this time."""
+        host = self._host(url)
+        with host.lock:
+            host.paused_until = max(host.paused_until, time.monotonic() + seconds)
+
+    def _host(self, url: str) -> _Host:
+        name = urlsplit(url).netloc
+        with self._lock:
+            return self._hosts.setdefault(name, _Host())
+
+    def _give_up(self, host: _Host, url: str, began: float, reason: str) -> None:
+        with host.lock:
+            host.given_up += 1
+            if host.given_up >= self.patience.dead_after and host.gone is None:
+                host.gone = Unavailable(
+                    f"{urlsplit(url).netloc} is not to be reached: {host.given_up} files in a row failed, the last "
+                    f"after {self.patience.tries} tries in {time.monotonic() - began:.0f} s ({reason})"
+                )
+
+    def _wait(self, seconds: float) -> None:
+        if seconds > 0:
+            self._stopped.wait(seconds)
+
+    def _once(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer:
+        timeout = (self.patience.connect, self.patience.read)
+        try:
+            with self._session.get(url, params=params, timeout=timeout, stream=True) as response:
+                return self._read(response, url, limit)
+        except (requests.exceptions.InvalidURL, requests.exceptions.TooManyRedirects) as error:
+            raise Unavailable(f"{url}: {error}") from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise _Again(_plain(error)) from None
+
+    def _read(self, response: requests.Response, url: str, limit: int) -> Answer:
+        status, name = response.status_code, urlsplit(url).netloc
+        if status in REFUSALS:
+            raise Refused(f"{name} {REFUSALS[status]}")
+        if status in (408, 429) or status >= 500:
+            raise _Again(f"HTTP {status}", _seconds(response.headers.get("Retry-After")) if status == 429 else None)
+        if status not in (200, 400, 404):
+            raise Unavailable(f"{url} answered HTTP {status}, which it never should")
+        body = self._body(response, url, limit)
+        said = email.utils.parsedate_to_datetime(date) if (date := response.headers.get("Date")) else None
+        used = response.headers.get("X-MBX-USED-WEIGHT-1M", "")
+        return Answer(status, body, said.timestamp() if said else None, int(used) if used.isdigit() else 0)
+
+    def _body(self, response: requests.Response, url: str, limit: int) -> bytes:
+        # read() of a drip of bytes would return only when the chunk is full, and no deadline would be seen.
+        read = getattr(response.raw, "read1", None) or response.raw.read
+        deadline, parts, size = time.monotonic() + self.patience.whole, [], 0
+        while chunk := read(_CHUNK):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise Unavailable(f"{url} sends more than {limit:,} bytes, which no file of bars has")
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{url} sent {size:,} bytes in {self.patience.whole:.0f} s, which is too slow")
+            if self._stopped.is_set():
+                raise Unavailable("stopped")
+        with self._lock:
+            self.bytes += size
+        length = response.headers.get("Content-Length", "")
+        if length.isdigit() and int(length) != size:
+            raise _Again(f"the body ended after {size:,} of {int(length):,} bytes")
+        return b"".join(parts)
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text and text.isdigit() else None
+
+
+def _plain(error: Exception) -> str:
+    """Say in a few words what a connection died of."""
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+    cause = getattr(error, "reason", None)
+    if isinstance(cause, Exception):
+        return _plain(cause)
+    text = str(error.args[0] if error.args else error).rpartition(": ")[2] or type(error).__name__
+    return text[:200]

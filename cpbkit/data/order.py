@@ -1,0 +1,142 @@
+"""One series to get from Binance: which bars can exist, which of them a holding lacks, where to ask for them."""
+
+import datetime as dt
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from cpbkit.data.archive import DAY, SECOND, ArchiveFile, day_ns
+from cpbkit.data.klines import INTERVAL_SECONDS, grid_phase, series_name, stamp
+from cpbkit.data.store import RANK, Holding
+from cpbkit.data.venue import CONTRACTS, HALTS, LISTINGS, PREDECESSORS, Contract
+from cpbkit.errors import DataError, UnknownName
+
+WILD = DAY  # after a listing, left out: the first hours trade far from every later price
+
+
+@dataclass(frozen=True)
+class Order:
+    """The bars of one series that start in [first, end)."""
+
+    symbol: str
+    interval: str
+    market: str  # spot | um
+    first: int  # ns
+    end: int  # ns
+    now: int  # ns
+    contract: Contract  # what the venue calls it, and how many coins one unit is
+    listing: int | None = None  # ns, where it is known
+    notes: tuple[str, ...] = ()
+
+    @property
+    def series(self) -> str:
+        return series_name(self.symbol, self.interval)
+
+    @property
+    def step(self) -> int:
+        return INTERVAL_SECONDS[self.interval] * SECOND
+
+    def file(self, date: str) -> ArchiveFile:
+        """Return the file of a month (2025-03) or a day (2025-03-24)."""
+        return ArchiveFile(self.market, self.contract.name, self.interval, date)
+
+
+def days(start: str, end: str, now: int) -> tuple[int, int]:
+    """Return the first instant of the first day and the one after the last day (ns), if they can be asked for."""
+    instants = []
+    for name, day in (("start", start), ("end", end)):
+        try:
+            instants.append(day_ns(dt.date.fromisoformat(day)))
+        except (ValueError, TypeError):
+            raise DataError(f"{name} must be a day like 2025-03-01; got {day!r}") from None
+    today = stamp(now)[:10]
+    if instants[0] > instants[1]:
+        raise DataError(f"start must not be after end; got {start} .. {end}")
+    for name, day, instant in zip(("start", "end"), (start, end), instants, strict=True):
+        if instant > now:
+            raise DataError(f"{name} lies in the future: {day}; bars are available up to today, {today} (UTC)")
+    return instants[0], instants[1] + DAY
+
+
+def contract_of(symbol: str, market: str) -> Contract:
+    """Return what the venue calls a symbol on a market."""
+    if not re.fullmatch(r"\w{2,30}", symbol) or symbol != symbol.upper():
+        plain = re.sub(r"\W|_", "", symbol).upper()
+        raise UnknownName(f"symbol must be written like BTCUSDT; got {symbol!r} (did you mean {plain}?)")
+    return CONTRACTS.get(symbol, Contract(symbol, 1)) if market == "um" else Contract(symbol, 1)
+
+
+def usable(order: Order) -> Order:
+    """Cut an order to the bars that may be used: a day after the listing, none of another asset. Say so."""
+    notes = list(order.notes)
+    name, coins = order.contract
+    if coins != 1:
+        notes.append(f"From the contract {name}, rescaled: prices / {coins}, volumes * {coins}.")
+    elif name != order.symbol:
+        notes.append(f"From the contract {name}.")
+    if order.listing is None or order.first >= order.listing + WILD:
+        return replace(order, notes=tuple(notes))
+    said = f"{order.symbol} was first traded on {stamp(order.listing)} UTC"
+    if order.market == "spot" and order.symbol in PREDECESSORS:
+        last, what = PREDECESSORS[order.symbol]
+        said = f"{said}; bars up to {last} under this name are of another asset, {what}, and are left out"
+    first = order.listing + WILD
+    if first >= min(order.end, order.now):
+        raise DataError(
+            f"{order.series}: no bars in {stamp(order.first)[:10]} .. {stamp(order.end - 1)[:10]}. {said}; "
+            f"bars are available from {stamp(first)} to today"
+        )
+    notes.append(f"{said}. The first day after it is left out too: bars from {stamp(first)} on.")
+    return replace(order, first=first, notes=tuple(notes))
+
+
+def missing_bars(order: Order, held: Holding) -> np.ndarray:
+    """Return the starts (ns) of closed bars that a holding lacks and no halt of the venue explains."""
+    step, phase = order.step, grid_phase(order.interval, held.starts)
+    low = -((phase - order.first) // step) * step + phase
+    grid = np.arange(low, min(order.end, order.now - step + 1), step, dtype=np.int64)
+    absent = grid[~np.isin(grid, held.starts, assume_unique=True)]
+    if order.market == "spot" and len(absent):
+        for halt in HALTS:
+            absent = absent[(absent < halt.start.value) | (absent + step > halt.end.value)]
+    return absent
+
+
+def unsettled_bars(order: Order, held: Holding) -> np.ndarray:
+    """Return the starts of bars that the archive may still give: missing ones, and those only REST has given."""
+    ours = (held.starts >= order.first) & (held.starts < order.end) & (held.ranks == RANK["rest"])
+    return np.concatenate((missing_bars(order, held), held.starts[ours]))
+
+
+def unasked_bars(order: Order, held: Holding) -> np.ndarray:
+    """Return the missing bars that no answer of the REST host speaks for."""
+    absent = missing_bars(order, held)
+    for record in held.records.values():
+        if record.kind == "rest":
+            absent = absent[(absent < record.start) | (absent >= record.end)]
+    return absent
+
+
+def segments(starts: np.ndarray, step: int) -> list[tuple[int, int]]:
+    """Join bar starts into spans [first, last + step) of days in a row, none across a month."""
+    if not len(starts):
+        return []
+    dates = np.unique(starts).view("M8[ns]")
+    near = np.diff(dates.astype("M8[D]").astype(np.int64)) <= max(1, step // DAY)
+    same_month = dates[1:].astype("M8[M]") == dates[:-1].astype("M8[M]")
+    pieces = np.split(dates.view(np.int64), np.flatnonzero(~(near & same_month)) + 1)
+    return [(int(piece[0]), int(piece[-1]) + step) for piece in pieces]
+
+
+def dates(starts: np.ndarray, unit: str) -> list[str]:
+    """List the months (unit M) or days (unit D) that hold bar starts (ns), oldest first."""
+    return [str(date) for date in np.unique(starts.view("M8[ns]").astype(f"M8[{unit}]"))]
+
+
+def listing_of(symbol: str, market: str) -> int | None:
+    """Return when a symbol was first traded (ns), where it is known without asking."""
+    if market == "spot" and symbol in LISTINGS:
+        return pd.Timestamp(LISTINGS[symbol], tz="UTC").value
+    return None

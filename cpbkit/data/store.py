@@ -1,0 +1,376 @@
+"""The cache: one Parquet file a series and market, whole or absent, safe for several processes at once."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cpbkit import __version__, atomic
+from cpbkit.data.archive import COLUMNS, Piece, Record
+from cpbkit.data.klines import Disagreement, stamp
+from cpbkit.errors import DataError
+
+log = logging.getLogger(__name__)
+RANK = {"rest": 1, "daily": 2, "monthly": 3}  # who is believed where several were read: the settled source
+_KINDS = {rank: kind for kind, rank in RANK.items()}
+PART_AGE = 86400.0  # s; an older part may have been rewritten by the venue since
+LOCK_WAIT = 60.0  # s; a merge takes well under one
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """All that is kept of a series, the usual gaps and other assets included; nothing when it is new."""
+
+    starts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (N,) ns, strictly increasing
+    values: np.ndarray = field(default_factory=lambda: np.empty((0, len(COLUMNS))))  # (N, 8)
+    ranks: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))  # (N,) see RANK
+    records: dict[str, Record] = field(default_factory=dict)  # by name
+    absent: dict[str, int] = field(default_factory=dict)  # file the archive did not have: when it was asked, ns
+    disagreements: tuple[Disagreement, ...] = ()
+    first_bar: int | None = None  # of the symbol on the venue, ns, as its REST host says
+    damage: str = ""  # why the file in the cache could not be used
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the cache, as `cpbkit cache` shows it."""
+
+    path: str
+    market: str
+    series: str
+    first: str = ""
+    last: str = ""
+    bars: int = 0
+    files: int = 0  # read from
+    bytes: int = 0
+    fetched_at: str = ""  # the newest of its files
+    problem: str = ""  # why it cannot be used
+
+
+def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
+    """Add pieces to a holding: of two bars the one of the higher rank stays, of equal rank the later one."""
+    pieces = list(pieces)
+    disagreements = {(d.between, d.first): d for d in held.disagreements}
+    starts, values, ranks, records = held.starts, held.values, held.ranks, dict(held.records)
+    for piece in pieces:
+        rank = RANK[piece.record.kind]
+        for found in _compare(starts, values, ranks, piece, rank):
+            disagreements[found.between, found.first] = found
+        starts = np.concatenate((starts, piece.starts))
+        values = np.concatenate((values, piece.values))
+        ranks = np.concatenate((ranks, np.full(len(piece.starts), rank, np.int8)))
+        order = np.lexsort((ranks, starts))
+        starts, values, ranks = starts[order], values[order], ranks[order]
+        last = np.append(starts[1:] != starts[:-1], True) if len(starts) else np.empty(0, bool)
+        starts, values, ranks = starts[last], values[last], ranks[last]
+        records[piece.record.name] = piece.record
+    return replace(
+        held,
+        starts=starts,
+        values=values,
+        ranks=ranks,
+        records=_in_use(records, starts, ranks),
+        disagreements=tuple(disagreements[key] for key in sorted(disagreements)),
+    )
+
+
+def cache_folder() -> Path:
+    """Return where the cache is: CPBKIT_CACHE, or the folder that the platform has for caches."""
+    if named := os.environ.get("CPBKIT_CACHE"):
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
+    elif sys.platform == "darwin":
+        base = Path("~/Library/Caches")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return base.expanduser() / "cpbkit"
+
+
+def second_places() -> list[Path]:
+    """Return folders laid out like the cache that are read and never written.
+
+    Those of CPBKIT_CACHE_READ, a `cpbkit` folder on a mounted Google Drive, and the inputs of a Kaggle notebook.
+    """
+    named = [Path(p).expanduser() for p in os.environ.get("CPBKIT_CACHE_READ", "").split(os.pathsep) if p]
+    kaggle = Path("/kaggle/input")
+    inputs = [found.parent for depth in ("*", "*/*", "*/*/*") for found in sorted(kaggle.glob(f"{depth}/klines"))]
+    return [p for p in (*named, Path("/content/drive/MyDrive/cpbkit"), *inputs) if (p / "klines").is_dir()]
+
+
+class Store:
+    """The cache of klines in a folder, with second places to read from."""
+
+    def __init__(self, folder: str | Path | None = None, also: Iterable[str | Path] | None = None):
+        self.folder = Path(folder) if folder is not None else cache_folder()
+        places = second_places() if also is None else [Path(p) for p in also]
+        self.also = [place for place in places if place != self.folder]
+
+    def path(self, market: str, series: str) -> Path:
+        """Return the file of a series."""
+        return self.folder / "klines" / market / f"{series}.parquet"
+
+    def read(self, market: str, series: str) -> Holding:
+        """Return what is kept of a series, here and in the second places.
+
+        A damaged file counts as none; it is logged, and the holding says why.
+        """
+        held, damage = Holding(), []
+        for folder in (*reversed(self.also), self.folder):
+            path = folder / "klines" / market / f"{series}.parquet"
+            try:
+                found = _read(path)
+            except FileNotFoundError:
+                continue
+            except DataError as error:
+                log.warning("%s", error)
+                damage.append(str(error))
+                continue
+            held = _overlay(held, found)
+        return replace(held, damage="; ".join(damage))
+
+    def update(
+        self,
+        market: str,
+        series: str,
+        pieces: Iterable[Piece],
+        absent: dict[str, int] | None = None,
+        first_bar: int | None = None,
+    ) -> Holding:
+        """Merge what was fetched into the file of a series, after whatever another process has put there."""
+        path = self.path(market, series)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock(market, series):
+                for orphan in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+                    orphan.unlink(missing_ok=True)
+                held = merge(self.read(market, series), pieces)
+                known = {**held.absent, **(absent or {})}
+                held = replace(
+                    held,
+                    absent={name: at for name, at in known.items() if name not in held.records},
+                    first_bar=held.first_bar if first_bar is None else first_bar,
+                )
+                atomic.write_bytes(path, _to_parquet(held, series))
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from None
+        self._drop_parts(market, series)
+        return held
+
+    def keep_part(self, market: str, series: str, name: str, blob: bytes) -> None:
+        """Keep a verified download until `update`, so that a kill loses nothing that was whole."""
+        folder = self._parts(market, series)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # The name carries the sha256: the content proves itself, and half a file is no file.
+            (folder / f"{name}.{hashlib.sha256(blob).hexdigest()}").write_bytes(blob)
+        except FileNotFoundError:
+            pass  # another process has just merged the same series
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from None
+
+    def part(self, market: str, series: str, name: str) -> bytes | None:
+        """Return a download that an interrupted fetch left, if it is whole and fresh."""
+        for path in self._parts(market, series).glob(f"{name}.*"):
+            with contextlib.suppress(OSError):
+                blob = path.read_bytes()
+                fresh = time.time() - path.stat().st_mtime < PART_AGE
+                if fresh and path.name == f"{name}.{hashlib.sha256(blob).hexdigest()}":
+                    return blob
+        return None
+
+    def list(self, market: str | None = None, series: str | None = None) -> tuple[Entry, ...]:
+        """List the files of the cache, without reading their bars."""
+        return tuple(_entry(path, whole=False) for path in self._files(market, series))
+
+    def verify(self, market: str | None = None, series: str | None = None) -> tuple[Entry, ...]:
+        """List the files of the cache after reading each to the last bit; `problem` says what is wrong."""
+        return tuple(_entry(path, whole=True) for path in self._files(market, series))
+
+    def remove(self, market: str | None = None, series: str | None = None) -> tuple[Entry, ...]:
+        """Remove files, all of them by default, from the first place; return what was removed."""
+        removed = []
+        for path in self._files(market, series):
+            entry = _entry(path, whole=False)
+            with self._lock(entry.market, entry.series):
+                path.unlink(missing_ok=True)
+            self._drop_parts(entry.market, entry.series)
+            removed.append(entry)
+        return tuple(removed)
+
+    def _files(self, market: str | None, series: str | None) -> tuple[Path, ...]:
+        return tuple(sorted((self.folder / "klines").glob(f"{market or '*'}/{series or '*'}.parquet")))
+
+    def _parts(self, market: str, series: str) -> Path:
+        return self.folder / "parts" / market / series
+
+    def _drop_parts(self, market: str, series: str) -> None:
+        folder = self._parts(market, series)
+        for path in folder.glob("*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    @contextlib.contextmanager
+    def _lock(self, market: str, series: str):
+        folder = self.folder / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / f"{market}_{series}.lock")
+        try:
+            with lock.acquire(timeout=LOCK_WAIT):
+                yield
+        except filelock.Timeout:
+            raise DataError(
+                f"another process has held {lock.lock_file} for {LOCK_WAIT:.0f} s; end it, or remove that file"
+            ) from None
+
+
+def _compare(starts, values, ranks, piece: Piece, rank: int) -> list[Disagreement]:
+    """Find the bars that a piece and a source of another rank both have and do not agree on."""
+    _, mine, theirs = np.intersect1d(starts, piece.starts, assume_unique=True, return_indices=True)
+    found = []
+    for other in np.unique(ranks[mine]):
+        if other == rank:
+            continue
+        a, b = values[mine[ranks[mine] == other], :5], piece.values[theirs[ranks[mine] == other], :5]
+        differ = np.flatnonzero((a != b).any(axis=1))
+        if len(differ):
+            at = starts[mine[ranks[mine] == other]][differ[0]]
+            largest = float((np.abs(a[:, :4] - b[:, :4]) / b[:, :4]).max())
+            names = (_KINDS[max(other, rank)], _KINDS[min(other, rank)])
+            found.append(Disagreement(" and ".join(names), stamp(at), len(differ), len(a), round(largest, 9)))
+    return found
+
+
+def _in_use(records: dict[str, Record], starts: np.ndarray, ranks: np.ndarray) -> dict[str, Record]:
+    """Drop the records whose time a higher one speaks for and that have no bar left."""
+    kept = {}
+    for name, record in records.items():
+        rank = RANK[record.kind]
+        low, high = np.searchsorted(starts, (record.start, record.end))
+        above = any(
+            RANK[other.kind] > rank and other.start <= record.start and record.end <= other.end
+            for other in records.values()
+        )
+        if not above or (ranks[low:high] == rank).any():
+            kept[name] = record
+    return kept
+
+
+def _overlay(below: Holding, above: Holding) -> Holding:
+    """Lay one place's holding over another's; a bar of equal rank is taken from the upper one."""
+    order = [h for h in (below, above) if len(h.starts)]
+    if len(order) < 2:
+        bars = order[0] if order else above
+        starts, values, ranks = bars.starts, bars.values, bars.ranks
+    else:
+        starts, values, ranks = (
+            np.concatenate([getattr(h, name) for h in order]) for name in ("starts", "values", "ranks")
+        )
+        by = np.lexsort((ranks, starts))
+        last = np.append(starts[by][1:] != starts[by][:-1], True)
+        starts, values, ranks = starts[by][last], values[by][last], ranks[by][last]
+    return Holding(
+        starts,
+        values,
+        ranks,
+        _in_use({**below.records, **above.records}, starts, ranks),
+        {**below.absent, **above.absent},
+        tuple(sorted({*below.disagreements, *above.disagreements}, key=lambda d: (d.between, d.first))),
+        above.first_bar if above.first_bar is not None else below.first_bar,
+    )
+
+
+def _to_parquet(held: Holding, series: str) -> bytes:
+    about = {
+        "format": _FORMAT,
+        "kit": __version__,
+        "series": series,
+        "records": [asdict(held.records[name]) for name in sorted(held.records)],
+        "absent": dict(sorted(held.absent.items())),
+        "disagreements": [asdict(d) for d in held.disagreements],
+        "first_bar": held.first_bar,
+    }
+    about["digest"] = _digest(held, about)
+    columns = [pa.array(held.starts).cast(pa.timestamp("ns", tz="UTC"))]
+    columns += [pa.array(np.ascontiguousarray(held.values[:, i])) for i in range(len(COLUMNS))]
+    columns += [pa.array(held.ranks)]
+    table = pa.table(columns, names=["open_time", *COLUMNS, "rank"])
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({"cpbkit": json.dumps(about)})
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    return sink.getvalue().to_pybytes()
+
+
+def _digest(held: Holding, about: dict) -> str:
+    """Return a sha256 over bars and metadata: Parquet itself notices few flipped bits."""
+    sha = hashlib.sha256(json.dumps({k: v for k, v in about.items() if k != "digest"}, sort_keys=True).encode())
+    for array in (held.starts, held.values, held.ranks):
+        sha.update(np.ascontiguousarray(array))
+    return sha.hexdigest()
+
+
+def _read(path: Path) -> Holding:
+    """Read a file of the cache to the last bit; raise DataError when it is damaged, FileNotFoundError."""
+    blob = path.read_bytes()
+    try:
+        table = pq.read_table(pa.BufferReader(blob), use_threads=False)
+        about = json.loads(table.schema.metadata[b"cpbkit"])
+        starts = table["open_time"].cast(pa.int64()).to_numpy()
+        values = np.column_stack([table[name].to_numpy() for name in COLUMNS])
+        held = Holding(
+            starts,
+            values,
+            table["rank"].to_numpy(),
+            {record["name"]: Record(**record) for record in about["records"]},
+            about["absent"],
+            tuple(Disagreement(**d) for d in about["disagreements"]),
+            about["first_bar"],
+        )
+        right = about["digest"] == _digest(held, about)
+    # A flipped bit can surface as any of these, from the Thrift footer to a JSON key.
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {str(error)[:120]})") from None
+    if not right:
+        raise DataError(f"{path} is damaged (its content does not match its digest)")
+    return held
+
+
+def _entry(path: Path, *, whole: bool) -> Entry:
+    market, series = path.parent.name, path.stem
+    try:
+        size = path.stat().st_size
+        if whole:
+            held = _read(path)
+            about = {"records": [asdict(record) for record in held.records.values()]}
+            starts, bars = held.starts, len(held.starts)
+        else:
+            with pq.ParquetFile(path) as file:
+                about = json.loads(file.schema_arrow.metadata[b"cpbkit"])
+                starts = file.read(["open_time"])["open_time"].cast(pa.int64()).to_numpy()
+                bars = file.metadata.num_rows
+    except (DataError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        return Entry(str(path), market, series, problem=str(error)[:300] or type(error).__name__)
+    first, last = (stamp(starts[0]), stamp(starts[-1])) if bars else ("", "")
+    newest = max((record["fetched_at"] for record in about["records"]), default="")
+    return Entry(str(path), market, series, first, last, bars, len(about["records"]), size, newest)
+
+
+def _cannot_write(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the cache in {folder} cannot be written ({error.strerror or error}); what it held is untouched. "
+        "Make room or give rights there, or set CPBKIT_CACHE to another folder"
+    )
