@@ -24,11 +24,14 @@ class Clock:
             self._settle()
             self._stages.pop()
 
+    def add(self, stage: str, seconds: float) -> None:
+        """Give `stage` seconds that were measured elsewhere."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
     def _settle(self) -> None:
         now = time.perf_counter()
         if self._stages:
-            stage = self._stages[-1]
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._mark
+            self.add(self._stages[-1], now - self._mark)
         self._mark = now
 
     def take(self) -> dict[str, float]:

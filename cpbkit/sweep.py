@@ -181,7 +181,7 @@ def _train(run, experiment, bars, missing, workers, state, clock, tell) -> None:
             device = chosen.devices[i % len(chosen.devices)]
             units.append(Unit(chosen.unit_name(i), experiment, tuple(series[n] for n in names), device, 1, content))
     execute = executors.processes(units, work, chosen.workers) if chosen.workers else executors.local(units, work)
-    begun, start_share = time.monotonic(), state.done / state.total
+    pace = None
     with clock("training"):
         tell(f"training: {chosen.reason}")
         for message in execute:
@@ -190,20 +190,39 @@ def _train(run, experiment, bars, missing, workers, state, clock, tell) -> None:
                     state.running.pop(message.line["series"], None)
                     if message.line["series"] in missing:
                         _keep(run, state, message.line, message.model, bars)
-                        missing = [name for name in missing if name != message.line["series"]]
+                        missing.remove(message.line["series"])
                 case Checkpoint():
                     atomic.write_bytes(run.checkpoint(message.unit), message.content)
                 case Progress():
                     state.running |= message.running
                     for stage, seconds in message.seconds.items():
-                        clock.seconds[f"worker: {stage}"] = clock.seconds.get(f"worker: {stage}", 0.0) + seconds
-            share = (state.done + sum(r["share"] for r in state.running.values())) / state.total
-            spent = time.monotonic() - begun
-            if share > start_share:
-                state.seconds_left = spent * (1 - share) / (share - start_share)
+                        clock.add(f"worker: {stage}", seconds)
+                    pace = pace or Pace(_share_done(state))
+                    pace.samples += message.samples
+            if pace:
+                state.seconds_left, state.samples_per_second = pace.tell(_share_done(state))
             tell("training")
     for i in range(len(chosen.units)):
         run.checkpoint(chosen.unit_name(i)).unlink(missing_ok=True)
+
+
+@dataclass
+class Pace:
+    """How fast the work goes since the first word of a worker, so that building and loading do not count."""
+
+    share: float  # of the whole work that was done then
+    samples: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def tell(self, share: float) -> tuple[float | None, float]:
+        """Return the seconds left and the windows trained on a second."""
+        spent = max(time.monotonic() - self.begun, 1e-9)
+        left = spent * (1 - share) / (share - self.share) if share > self.share else None
+        return left, self.samples / spent
+
+
+def _share_done(state: State) -> float:
+    return (state.done + sum(one["share"] for one in state.running.values())) / state.total
 
 
 def _steps(experiment: Experiment, series: dict[str, Series]) -> int:

@@ -1,0 +1,158 @@
+"""The sweep: each series once, resumed to the bit after any kill, and right about what can be forecast."""
+
+import json
+import multiprocessing
+import random
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from cpbkit import sweep as module
+from cpbkit.data import synthetic
+from cpbkit.evaluate import verdicts
+from cpbkit.experiment import PRESETS, SYMBOLS, vary
+from cpbkit.run import Run
+from cpbkit.sweep import sweep
+
+TINY = vary(
+    PRESETS["quick"],
+    source="synthetic",
+    symbols=SYMBOLS[:4],
+    intervals=("1h",),
+    start="2024-01-01",
+    end="2024-01-31",
+    width=4,
+    epochs=4,
+    batch=32,
+    patience=2,
+)
+BY_TIME = ("seconds",)  # of a line: the clock's, not the model's
+
+
+def lines(folder):
+    """The ledger by series, without what the clock wrote."""
+    found = Run(folder).results()
+    assert len({line["series"] for line in found}) == len(found), "a series stands in the ledger twice"
+    return {line["series"]: {k: v for k, v in line.items() if k not in BY_TIME} for line in found}
+
+
+def models(folder):
+    return {path.name: safetensors.numpy.load_file(path) for path in sorted((folder / "models").iterdir())}
+
+
+def assert_same_run(a, b):
+    assert lines(a) == lines(b)
+    ours, theirs = models(a), models(b)
+    assert ours.keys() == theirs.keys()
+    for name, tensors in ours.items():
+        for key, tensor in tensors.items():
+            np.testing.assert_array_equal(tensor, theirs[name][key], err_msg=f"{name} {key}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "undisturbed"
+    sweep(TINY, folder, workers=0, command="cpbkit sweep")
+    return folder
+
+
+def test_a_sweep_leaves_a_whole_run_folder(undisturbed):
+    found = lines(undisturbed)
+    assert found.keys() == set(TINY.series)
+    assert {path.stem for path in (undisturbed / "models").iterdir()} == set(TINY.series)
+    for line in found.values():
+        assert line["status"] == "done" and line["synthetic"] and line["passport"]["synthetic"]
+        assert len(line["curve"]["train"]) == len(line["curve"]["validation"]) == line["epochs"]
+        assert line["test"]["price"]["windows"] == line["windows"]["test"]
+    clock = json.loads((undisturbed / "clock.json").read_text())
+    assert {"bars", "features", "training"} <= clock.keys()
+    assert not list((undisturbed / "progress").glob("*.safetensors")), "checkpoints of finished units stay behind"
+    assert json.loads((undisturbed / "about.json").read_text())["command"] == "cpbkit sweep"
+
+
+def test_a_second_run_trains_nothing(undisturbed, monkeypatch):
+    monkeypatch.setattr(module, "work", None)
+    monkeypatch.setattr(module, "load_klines", None)
+    assert {line["series"] for line in sweep(TINY, undisturbed)} == set(TINY.series)
+
+
+def test_processes_end_with_what_one_process_ends_with(tmp_path):
+    sweep(TINY, tmp_path / "two", workers=2)
+    plan = json.loads((tmp_path / "two/progress/plan.json").read_text())
+    assert [len(unit) for unit in plan["units"]] == [2, 2]
+    (tmp_path / "one/progress").mkdir(parents=True)
+    (tmp_path / "one/progress/plan.json").write_text(json.dumps(plan | {"workers": 0}))
+    sweep(TINY, tmp_path / "one")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def _run(folder):
+    sweep(TINY, folder, workers=0, command="cpbkit sweep")
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_at_random_moments_ends_bit_equal(undisturbed, tmp_path, monkeypatch):
+    kills, rng = 0, random.Random(0)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["cpbkit.sweep"])
+    for _ in range(60):
+        child = context.Process(target=_run, args=(tmp_path / "killed",))
+        child.start()
+        child.join(rng.uniform(0.05, 1.5))
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            kills += 1
+            continue
+        assert child.exitcode == 0
+        break
+    assert kills > 2
+    assert_same_run(tmp_path / "killed", undisturbed)
+
+
+def test_a_series_that_is_too_short_fails_alone_and_says_why(tmp_path):
+    def bars(experiment, tell):
+        market = module.load_klines(experiment)
+        short = market[TINY.series[1]]
+        market[TINY.series[1]] = type(short)(short.frame[:60], short.passport)
+        return market
+
+    found = {line["series"]: line for line in sweep(TINY, tmp_path, klines=bars, workers=0)}
+    assert found[TINY.series[1]]["status"] == "failed"
+    assert "windows" in found[TINY.series[1]]["reason"]
+    assert [line["status"] for line in found.values()].count("done") == 3
+
+
+def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
+    stages, lefts = [], []
+
+    def hear(state):
+        if not stages or stages[-1] != state.stage:
+            stages.append(state.stage)
+        lefts.append(state.seconds_left)
+        assert state.done + len(state.running) <= state.total
+
+    begun = time.monotonic()
+    sweep(TINY, tmp_path, workers=0, on_progress=hear)
+    assert stages[0] == "getting bars" and "computing features" in stages and stages[-1] == "training"
+    assert lefts[-1] == pytest.approx(0, abs=0.2 * (time.monotonic() - begun))
+    assert Run(tmp_path).status()["done"] >= 0
+
+
+@pytest.mark.slow
+def test_the_planted_share_is_found_where_it_is_and_nowhere_else(tmp_path):
+    experiment = vary(
+        PRESETS["quick"],
+        source="synthetic",
+        symbols=SYMBOLS[:8],
+        intervals=("1h",),
+        start="2024-01-01",
+        end="2024-06-30",
+    )
+    results = sweep(experiment, tmp_path, workers=0)
+    planted = synthetic.predictable_series(experiment.data.symbols, ("1h",), experiment.data.seed)
+    assert 0 < len(planted) < 8
+    judged = verdicts(results)["price"]
+    assert {name for name, verdict in judged.items() if verdict.word == "BEATS"} == planted
