@@ -55,7 +55,7 @@ def make_market(
     """Draw a market: coins that move together, in volatile and calm spells, with fat tails, halts and idle bars.
 
     start, end: UTC days, both inclusive. Each interval is a market of its own: 1h bars are not sums of 15m bars.
-    A bar is the same whatever else is asked for, and however far the range reaches beyond it.
+    A bar is the same whatever else is asked for, and however late the range ends.
     In the series that `predictable_series` names, where high and low lie around the body moves the next close; close
     returns alone are white noise in all. Raises DataError for dates in the wrong order.
     """
@@ -88,27 +88,28 @@ def make_network_trace(seed: int, rows: int) -> pd.DataFrame:
     """
 
     def draw(what):
-        return np.random.default_rng([seed, zlib.crc32(what.encode())])
+        return _draw(seed, f"network/{what}")
 
     slow = _autoregression(draw("bandwidth").normal(size=rows), 0.98)
     begins = draw("congestion").random(rows) < 1 / 400
     left = lfilter([1.0], [1.0, -0.92], begins.astype(float))  # each episode fades over some twenty seconds
-    bandwidth = 3e6 * np.exp(0.45 * slow - 1.6 * np.minimum(left, 1.0))
+    capacity = 3e6 * np.exp(0.45 * slow - 1.6 * np.minimum(left, 1.0))
+    bandwidth = capacity * np.exp(0.2 * draw("flicker").normal(size=rows))
 
-    known = lfilter([0.4], [1.0, -0.6], bandwidth, zi=[0.6 * bandwidth[0]])[0] if rows else bandwidth
-    send = 0.9 * np.roll(known, 2) * np.exp(0.08 * draw("send").normal(size=rows))  # the sender learns late
-    send[:2] = 0.9 * bandwidth[:2]
+    known = np.append(bandwidth[:1], bandwidth)[:rows]  # the sender learns late, and smooths
+    known = lfilter([0.4], [1.0, -0.6], known, zi=0.6 * known[:1])[0] if rows else known
+    send = 0.9 * known * np.exp(0.08 * draw("send").normal(size=rows))
     backlog = np.cumsum(send - bandwidth)
     queue = backlog - np.minimum.accumulate(np.minimum(backlog, 0.0))  # bits that wait (Lindley 1952)
-    lost = np.clip((queue - 4.0 * bandwidth) / np.maximum(send, 1.0), 0.0, 0.6)
-    delay = 40.0 + 1e3 * np.minimum(queue / bandwidth, 4.0) + draw("delay").gamma(2.0, 3.0, rows)
+    lost = np.clip((queue - 4.0 * capacity) / send, 0.0, 0.6)
+    delay = 40.0 + 1e3 * np.minimum(queue / capacity, 4.0) + draw("delay").gamma(2.0, 3.0, rows)
     jitter = np.abs(np.diff(delay, prepend=delay[:1])) + draw("jitter").gamma(2.0, 1.0, rows)
     glitch = draw("glitch").random(rows) < 1 / 5000
     return pd.DataFrame(
         {
             "delay": np.where(glitch, 1e3 * draw("size").uniform(10, 455, rows), delay),
             "jitter": jitter,
-            "loss": np.clip(lost + 0.002 * draw("loss").random(rows), 0.0, 1.0),
+            "loss": lost + 0.002 * draw("loss").random(rows),
             "send_rate": send,
             "receive_rate": np.minimum(send * (1.0 - lost), bandwidth),
             "bandwidth": bandwidth,
