@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shlex
 import subprocess
 import sys
 
@@ -9,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cpbkit.cli import Commands, cpbkit
+from cpbkit.cli import cpbkit
+from cpbkit.command import Commands
 from cpbkit.errors import DataError
 
 
@@ -31,7 +33,12 @@ def failing(error):
     return cli
 
 
-each_command = pytest.mark.parametrize("name", sorted(cpbkit.commands))
+def leaves(group, path=()):
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
 
 
 def test_help_lists_every_command():
@@ -40,16 +47,15 @@ def test_help_lists_every_command():
     assert all(f"\n  {name} " in shown.output for name in cpbkit.commands)
 
 
-@each_command
-def test_help_of_a_command_shows_an_example_that_parses(name):
-    shown = run(name, "--help")
+@pytest.mark.parametrize(("path", "command"), list(leaves(cpbkit)))
+def test_help_of_a_command_shows_an_example_that_parses(path, command):
+    shown = run(*path, "--help")
     assert shown.exit_code == 0 and "Example" in shown.output and "--debug" in shown.output
-    examples = [line.split()[1:] for line in shown.output.splitlines() if line.strip().startswith("cpbkit ")]
+    start = f"cpbkit {' '.join(path)}"
+    examples = [line.strip() for line in shown.output.splitlines() if line.startswith(f"  {start}")]
     assert examples
     for example in examples:
-        _, command, rest = cpbkit.resolve_command(click.Context(cpbkit), example)
-        assert command.name == name
-        command.make_parser(click.Context(command)).parse_args(list(rest))
+        command.make_context(path[-1], shlex.split(example.removeprefix(start)))
 
 
 def test_a_failure_is_one_line_and_exit_code_1():

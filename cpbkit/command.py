@@ -1,0 +1,191 @@
+"""What the commands share: one way to fail, a status line, and the options that choose bars and settings."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import click
+
+from cpbkit.errors import CpbkitError, UnknownName
+from cpbkit.experiment import COINS, PARTS, PRESETS, Experiment, vary
+
+GO_ON = "Nothing is left half done; the same command goes on from here."
+
+
+class Command(click.Command):
+    """A command that ends a failure with one clear line and exit code 1; the traceback is for --debug."""
+
+    def __init__(self, *args, examples: tuple[str, ...] = (), **settings):
+        lines = "\n".join(f"  {line}" for line in examples)
+        super().__init__(*args, epilog=f"\b\nExample{'s' * (len(examples) > 1)}:\n{lines}", **settings)
+        self.params.append(
+            click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks.")
+        )
+
+    def invoke(self, context: click.Context):
+        """Run the command and translate what a person can act on."""
+        try:
+            return super().invoke(context)
+        except (CpbkitError, OSError) as error:
+            if context.meta.get("debug") or getattr(error, "errno", None) == errno.EPIPE:
+                raise  # `| head` closes the pipe: no failure, and click knows
+            kind = click.UsageError if isinstance(error, UnknownName) else click.ClickException
+            raise kind(_sentence(error)) from None
+        except KeyboardInterrupt:
+            click.echo(f"\nStopped. {GO_ON}", err=True)
+            context.exit(1)
+
+
+def _debug(context: click.Context, _, value: bool) -> None:
+    context.meta["debug"] = value
+    logging.basicConfig(level=logging.DEBUG if value else logging.WARNING, format="%(levelname)s %(message)s")
+    for name in ("matplotlib", "urllib3", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    return str(error) or type(error).__name__
+
+
+class Commands(click.Group):
+    """The group; its commands share one way to fail, and are listed in the order of use."""
+
+    command_class = Command
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Return the names in the order they are written here."""
+        return list(self.commands)
+
+
+def show(document, as_json: bool, text: Callable[[], str]) -> None:
+    """Print a document as JSON, or the text a person reads."""
+    click.echo(json.dumps(document, indent=2) if as_json else text())
+
+
+@contextlib.contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that says what is going on: in place on a terminal, else a line every ten seconds."""
+    terminal, said = sys.stderr.isatty(), 0.0
+    shown = ""
+
+    def say(text: str) -> None:
+        nonlocal said, shown
+        if terminal:
+            width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
+            text = text if len(text) <= width else text[: width - 1] + "…"
+            click.echo("\r" + text.ljust(len(shown)), nl=False, err=True)
+            shown = text
+        elif time.monotonic() - said > 10:
+            click.echo(text, err=True)
+            said = time.monotonic()
+
+    try:
+        yield say
+    finally:
+        if shown:
+            click.echo("\r" + " " * len(shown) + "\r", nl=False, err=True)
+
+
+def _names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = [name for name in value.replace(",", " ").split() if name]
+    if not names:
+        raise click.BadParameter("at least one name")
+    if parameter.name == "symbols":
+        names = [f"{name}USDT" if name in COINS else name for name in (name.upper() for name in names)]
+    return tuple(dict.fromkeys(names))
+
+
+def _setting(_, __, values: tuple[str, ...]) -> dict:
+    """Read `name=value` pairs, each value in the type that the setting's default has."""
+    defaults = {f.name: f.default for cls in PARTS.values() for f in dataclasses.fields(cls)}
+    settings = {}
+    for pair in values:
+        name, equals, text = pair.partition("=")
+        if not equals or name not in defaults:
+            vary(Experiment(), **{name: None})  # raises with the nearest name
+        settings[name] = _typed(name, text, defaults[name])
+    return settings
+
+
+def _typed(name: str, text: str, like):
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(like, tuple):
+            return tuple(type(like[0])(item) for item in text.split(","))
+        return type(like)(text)
+    except (KeyError, ValueError):
+        raise click.BadParameter(f"{name} is a {type(like).__name__}; got {text!r}") from None
+
+
+def _environment(name: str):
+    """Make an option also the environment variable that the called modules and their child processes read."""
+
+    def keep(_, __, value: str | None) -> None:
+        if value:
+            os.environ[name] = value
+
+    return keep
+
+
+def _options(*options):
+    def add(function):
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+run_folder = click.argument("folder", metavar="RUN", type=click.Path(file_okay=False))
+which_bars = _options(
+    click.option("--symbols", callback=_names, help="Such as BTC,ETH or BTCUSDT,ETHUSDT.  [default: 20 coins]"),
+    click.option("--intervals", callback=_names, help="Such as 15m,1h.  [default: 15m,1h]"),
+    click.option("--start", metavar="DAY", help="First UTC day, such as 2025-03-01."),
+    click.option("--end", metavar="DAY", help="Last UTC day, inclusive."),
+    click.option("--market", type=click.Choice(["spot", "um"]), help="Spot, or USD-M futures.  [default: spot]"),
+    click.option(
+        "--archive-url",
+        expose_value=False,
+        callback=_environment("CPBKIT_ARCHIVE_URL"),
+        help="A mirror of the archive.  [env: CPBKIT_ARCHIVE_URL]",
+    ),
+    click.option(
+        "--rest-url",
+        expose_value=False,
+        callback=_environment("CPBKIT_REST_URL"),
+        help="A mirror of the REST host.  [env: CPBKIT_REST_URL]",
+    ),
+)
+which_experiment = _options(
+    click.option("--preset", type=click.Choice(list(PRESETS)), default="quick", show_default=True),
+    click.option("--source", type=click.Choice(["binance", "synthetic"]), help="Real bars, or the seeded market."),
+    which_bars,
+    click.option("--epochs", type=click.IntRange(1), help="At most so many."),
+    click.option(
+        "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
+    ),
+)
+
+
+def experiment_of(preset: str, settings: dict, **given) -> Experiment:
+    """Return the preset with what was given on the command line; what is None was not given."""
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        experiment = vary(PRESETS[preset], **settings, **given)
+    except CpbkitError as error:
+        raise click.UsageError(str(error)) from None
+    if experiment.data.source == "binance" and not (experiment.data.start and experiment.data.end):
+        raise click.UsageError("which days? Such as --start 2025-03-01 --end 2025-06-30")
+    return experiment
