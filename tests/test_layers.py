@@ -29,6 +29,32 @@ def pair_recurrent(models, singles):
                 mine.bias.data[m, 0] = getattr(one, f"bias_{theirs}_l{i}").data
 
 
+def pair_bilstm(models, singles):
+    for m, one in enumerate(singles):
+        for mine, end in ((models.ahead, ""), (models.back, "_reverse")):
+            for layer, theirs in ((mine.input[0], "ih"), (mine.hidden[0], "hh")):
+                layer.weight.data[m] = getattr(one, f"weight_{theirs}_l0{end}").data.T
+                layer.bias.data[m, 0] = getattr(one, f"bias_{theirs}_l0{end}").data
+
+
+def one_bias_lstm():
+    """The forced cell has one bias a gate: torch's other one is zero."""
+    one = nn.LSTM(D, C, 2, batch_first=True)
+    for i in range(2):
+        nn.init.zeros_(getattr(one, f"bias_hh_l{i}"))
+    return one
+
+
+def pair_forced(models, singles):
+    for m, one in enumerate(singles):
+        for i in range(2):
+            for mine, theirs in ((models.input[i], "ih"), (models.hidden[i], "hh")):
+                for gate, weight in zip(mine, getattr(one, f"weight_{theirs}_l{i}").data.chunk(4), strict=True):
+                    gate.weight.data[m] = weight.T
+            for gate, bias in zip(models.hidden[i], getattr(one, f"bias_ih_l{i}").data.chunk(4), strict=True):
+                gate.bias.data[m, 0] = bias
+
+
 def pair_attention(models, singles):
     for m, one in enumerate(singles):
         for i, name in enumerate(("query", "key", "value")):
@@ -46,6 +72,12 @@ CASES = {
     "norm": (lambda: layers.LayerNorm(M, D), lambda: nn.LayerNorm(D), pair_norm),
     "gru": (lambda: layers.GRU(M, D, C, 2), lambda: nn.GRU(D, C, 2, batch_first=True), pair_recurrent),
     "lstm": (lambda: layers.LSTM(M, D, C, 2), lambda: nn.LSTM(D, C, 2, batch_first=True), pair_recurrent),
+    "bilstm": (
+        lambda: layers.BiLSTM(M, D, C),
+        lambda: nn.LSTM(D, C, batch_first=True, bidirectional=True),
+        pair_bilstm,
+    ),
+    "forced lstm": (lambda: layers.ForcedLSTM(M, D, C, 2), one_bias_lstm, pair_forced),
     "attention": (
         lambda: layers.Attention(M, D, 2),
         lambda: nn.MultiheadAttention(D, 2, batch_first=True),

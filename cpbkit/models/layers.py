@@ -9,7 +9,10 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
+# The truth (M, B, H, K), and for each step whether the decoder sees it: (H,) bool, or None for always.
+Teacher = tuple[Tensor, Tensor | None]
 State = list[tuple[Tensor, ...]]  # a layer each: (h,) of a GRU, (h, c) of an LSTM, all (M, B, D)
 
 
@@ -47,16 +50,19 @@ class LayerNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout with one mask for all models, so that a model's masks do not depend on its stack."""
+    """Dropout with one mask for all models, so that a model's masks do not depend on its stack.
 
-    def __init__(self, rate: float):
+    With `all_bars` a window (M, B, L, C) keeps or loses a channel as a whole (Gal and Ghahramani 2016).
+    """
+
+    def __init__(self, rate: float, all_bars: bool = False):
         super().__init__()
-        self.rate = rate
+        self.rate, self.all_bars = rate, all_bars
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and self.rate):
             return x
-        return x * F.dropout(torch.ones_like(x[:1]), self.rate)
+        return x * F.dropout(torch.ones_like(x[:1, :, :1] if self.all_bars else x[:1]), self.rate)
 
 
 class Attention(nn.Module):
@@ -74,9 +80,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, causal: bool = False) -> Tensor:
         """Attend from x (M, B, L, D) to memory (M, B, S, D): (M, B, L, D)."""
-        q, k, v = (self._split(t) for t in (self.query(x), self.key(memory), self.value(memory)))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # (M * B, heads, L, D / heads)
-        return self.out(y.transpose(1, 2).flatten(2).unflatten(0, x.shape[:2]))
+        return self.attend(x, *self.project(memory), causal)
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the keys and values of a memory once for many queries: two of (M * B, heads, S, D / heads)."""
+        return self._split(self.key(memory)), self._split(self.value(memory))
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, causal: bool = False) -> Tensor:
+        """Attend from x (M, B, L, D) to what `project` gave: (M, B, L, D)."""
+        y = F.scaled_dot_product_attention(self._split(self.query(x)), keys, values, is_causal=causal)
+        return self.out(y.transpose(1, 2).flatten(2).unflatten(0, x.shape[:2]))  # (M * B, heads, L, D / heads) before
 
     def _split(self, x: Tensor) -> Tensor:
         return x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -171,3 +184,66 @@ class LSTM(Recurrent):
         i, f, g, o = (x + h).chunk(4, -1)
         c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class BiLSTM(nn.Module):
+    """One bidirectional layer of torch.nn.LSTM for M models: (M, B, L, C) -> (M, B, L, 2 D).
+
+    Both directions run as one LSTM of 2 M models: half the kernels. `dropout` acts on the inputs, as in Keras:
+    a mask a direction, the same at every bar.
+    """
+
+    def __init__(self, models: int, inputs: int, width: int, dropout: float = 0.0):
+        super().__init__()
+        self.ahead, self.back = LSTM(models, inputs, width), LSTM(models, inputs, width)
+        self.dropout = Dropout(dropout, all_bars=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = zip(self.ahead.named_parameters(), self.back.parameters(), strict=True)
+        weights = {name: torch.cat([ahead, back]) for (name, ahead), back in pairs}
+        both = torch.cat([self.dropout(x), self.dropout(x).flip(2)])  # (2 M, B, L, C)
+        ahead, back = functional_call(self.ahead, weights, (both,))[0].chunk(2)
+        return torch.cat([ahead, back.flip(2)], -1)
+
+
+class ForcedLSTM(nn.Module):
+    """The LSTM of cpbv2's v4_model_cuda_forced_v2.py, a specimen: each gate of each step by its own small products.
+
+    It is torch.nn.LSTM for M models, written to be slow. Deviation: dropout acts between the layers and not on
+    the state that the next step gets. A gate has one bias, as in the source; torch.nn.LSTM adds two.
+    """
+
+    def __init__(self, models: int, inputs: int, width: int, layers: int = 1, dropout: float = 0.0):
+        super().__init__()
+        self.width = width
+        sizes = [inputs] + [width] * (layers - 1)
+        self.input = nn.ModuleList(
+            nn.ModuleList(Linear(models, size, width, bias=False) for _ in range(4)) for size in sizes
+        )
+        self.hidden = nn.ModuleList(nn.ModuleList(Linear(models, width, width) for _ in range(4)) for _ in sizes)
+        self.dropout = Dropout(dropout)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1 / math.sqrt(width), 1 / math.sqrt(width))
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        zero = x.new_zeros(*x.shape[:2], self.width)
+        state = [(zero, zero) for _ in self.input] if state is None else list(state)
+        steps = []
+        for now in x.unbind(2):
+            for layer, (inputs, hiddens) in enumerate(zip(self.input, self.hidden, strict=True)):
+                h, c = state[layer]
+                now = self.dropout(now) if layer else now
+                i, f, g, o = (input(now) + hidden(h) for input, hidden in zip(inputs, hiddens, strict=True))
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                now = torch.sigmoid(o) * torch.tanh(c)
+                state[layer] = now, c
+            steps.append(now)
+        return torch.stack(steps, 2), state
+
+
+def next_input(own: Tensor, teacher: Teacher | None, step: int) -> Tensor:
+    """Return what a decoder sees after it wrote `own` (M, B, K) at a step: that, or the truth of that step."""
+    if teacher is None:
+        return own
+    truth, coins = teacher
+    return truth[:, :, step] if coins is None else torch.where(coins[step], truth[:, :, step], own)

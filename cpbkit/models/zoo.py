@@ -1,13 +1,24 @@
 """The networks by name."""
 
+from functools import partial
+
 from torch import nn
 
 from cpbkit.errors import check_name
 from cpbkit.experiment import Model, Task
-from cpbkit.models import recurrent
+from cpbkit.models import layers, linear, recurrent, transformer
 
 MODELS = {
     "gru": recurrent.GRUSeq2Seq,
+    "lstm": recurrent.LSTMSeq2Seq,
+    "forced_lstm": partial(recurrent.LSTMSeq2Seq, cell=layers.ForcedLSTM),
+    "bilstm": recurrent.BiLSTMSeq2Seq,
+    "bilstm_dense": recurrent.BiLSTMDense,
+    "lstm_dense": recurrent.LSTMDense,
+    "segrnn": recurrent.SegRNN,
+    "transformer": transformer.Transformer,
+    "nlinear": linear.NLinear,
+    "dlinear": linear.DLinear,
 }
 
 
