@@ -117,9 +117,7 @@ def test_diebold_mariano_takes_bartlett_weights_where_the_rectangular_sum_is_neg
     oracle = pytest.importorskip("statsmodels.tsa.stattools", reason="statsmodels is the oracle")
     if not hasattr(oracle, "diebold_mariano_test"):
         pytest.skip("this statsmodels has no Diebold-Mariano test; 0.15 does")
-    difference = (
-        0.3 + (-1.0) ** np.arange(60) + np.random.default_rng(0).normal(size=60) / 9
-    )  # signs alternate
+    difference = 0.3 + (-1.0) ** np.arange(60) + np.random.default_rng(0).normal(size=60) / 9  # signs alternate
     loss, other = 5 + np.maximum(difference, 0), 5 + np.maximum(-difference, 0)
     centred = loss - other - (loss - other).mean()
     assert centred @ centred + 2 * sum(centred[lag:] @ centred[:-lag] for lag in range(1, 8)) < 0
@@ -145,8 +143,7 @@ def test_diebold_mariano_holds_its_size_on_overlapping_windows():
     kernel = np.ones(6) / 6
     differences = np.array([np.convolve(rng.normal(size=605), kernel, mode="valid") for _ in range(400)])
     naive, aware = (
-        np.mean([metrics.diebold_mariano(d, 0 * d, horizon)[1] < 0.05 for d in differences])
-        for horizon in (1, 6)
+        np.mean([metrics.diebold_mariano(d, 0 * d, horizon)[1] < 0.05 for d in differences]) for horizon in (1, 6)
     )
     assert aware < 0.09
     assert naive > 0.25

@@ -1,0 +1,396 @@
+"""Is a model better than naive? Judgements of forecasts, verdicts over a run, refits over time, and intervals.
+
+N windows (oldest first), H horizon, K targets of one head.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from cpbkit import metrics
+from cpbkit.errors import CpbkitError
+from cpbkit.experiment import Task
+from cpbkit.models import naive
+
+if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
+    from cpbkit.windows import Series, Splits
+
+SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
+UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
+WORST_SKILL = -99.0  # stands for minus infinity, where a floor is perfect
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How one model did on one head of one series, beside the floors. Errors are in `unit`, shares are of 1."""
+
+    windows: int  # test windows, a bar apart
+    horizon: int  # bars
+    unit: str  # "bp", or a table's own
+    rmse: float
+    mae: float
+    rmse_by_horizon: tuple[float, ...]
+    best_floor: str  # the naive forecast with the least RMSE on these windows: the hardest to beat
+    floor_rmse_by_horizon: tuple[float, ...]  # of the best floor
+    floors: dict[str, float]  # RMSE of each, in the order of the table
+    skill: float  # 1 - RMSE / RMSE of the best floor
+    skill_low: float  # 95 % interval by a moving-block bootstrap
+    skill_high: float
+    statistic: float  # Diebold-Mariano against the best floor; negative favours the model
+    p: float  # of equal accuracy, two-sided, not yet corrected for the number of models
+    spread: float  # deviation of the forecasts over that of the truth
+    mase: float | None = None
+    direction: float | None = None  # share of right signs over the whole horizon; None where nothing is said
+    direction_low: float | None = None
+    direction_high: float | None = None
+    level_rmse: float | None = None  # of the price (or own level) itself, in its unit
+    level_mae: float | None = None
+    r2: float | None = None  # of the level; near 1 for any copy of the last price, hence beside persistence's
+    r2_persistence: float | None = None
+    mape: float | None = None  # percent
+    mape_persistence: float | None = None
+    notes: tuple[str, ...] = ()  # what the floors lacked, and what could not be tested
+
+    def to_dict(self) -> dict:
+        """Return plain JSON types, without NaN."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping) -> "Judgement":
+        """Read what `to_dict` wrote."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+
+
+def judge(
+    truth: np.ndarray,
+    forecast: np.ndarray,
+    floors: Mapping[str, np.ndarray],
+    unit: str,
+    *,
+    model: str = "",
+    anchors: np.ndarray | None = None,
+    scale: np.ndarray | None = None,
+    direction_of: int = -1,
+    notes: tuple[str, ...] = (),
+) -> Judgement:
+    """Judge a forecast against the best of the floors; truth, forecast and each floor are y, (N, H, K).
+
+    model: the floor of that name is left out. anchors (N, K): to judge levels too. scale (K,): of MASE.
+    direction_of: the target whose sign counts, in a price head the close.
+    Errors: ValueError for shapes that differ or values that are not finite.
+    """
+    floors = {name: y for name, y in floors.items() if name != model}
+    if not floors:
+        raise ValueError("a judgement needs at least one floor besides the model; got none")
+    for name, y in {"truth": truth, "forecast": forecast, **floors}.items():
+        if y.shape != truth.shape or y.ndim != 3:
+            raise ValueError(f"{name} must have the shape (N, H, K) of the truth {truth.shape}; got {y.shape}")
+        if not np.isfinite(y).all():
+            raise ValueError(f"{name} must be finite; got {np.sum(~np.isfinite(y))} other values of {y.size}")
+    windows, horizon, _ = truth.shape
+    unit_scale = UNITS.get(unit, 1.0)
+    losses = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in floors.items()}
+    rms = {name: math.sqrt(loss.mean()) for name, loss in losses.items()}
+    best = min(rms, key=rms.get)
+    skill, low, high, statistic, p, untested = _compare(
+        np.mean((truth - forecast) ** 2, axis=(1, 2)), losses[best], horizon
+    )
+    signs = metrics.direction(truth[:, -1, direction_of], forecast[:, -1, direction_of], overlap=horizon)
+    share, share_low, share_high = signs or (None, None, None)
+    moved = truth.std()
+    return Judgement(
+        windows=windows,
+        horizon=horizon,
+        unit=unit,
+        rmse=float(metrics.rmse(truth, forecast)) * unit_scale,
+        mae=float(metrics.mae(truth, forecast)) * unit_scale,
+        rmse_by_horizon=tuple((metrics.rmse(truth, forecast, axis=(0, 2)) * unit_scale).tolist()),
+        best_floor=best,
+        floor_rmse_by_horizon=tuple((metrics.rmse(truth, floors[best], axis=(0, 2)) * unit_scale).tolist()),
+        floors={name: value * unit_scale for name, value in rms.items()},
+        skill=skill,
+        skill_low=low,
+        skill_high=high,
+        statistic=statistic,
+        p=p,
+        spread=float(forecast.std() / moved) if moved else 0.0,
+        mase=metrics.mase(truth, forecast, scale) if scale is not None and (scale > 0).all() else None,
+        direction=share,
+        direction_low=share_low,
+        direction_high=share_high,
+        notes=(*notes, *untested),
+        **(_level_errors(truth, forecast, anchors, unit) if anchors is not None else {}),
+    )
+
+
+def _compare(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> tuple:
+    """Return skill, its interval, the Diebold-Mariano statistic and p, and what could not be tested; losses (N,)."""
+    count = len(loss)
+    if not floor_loss.any():  # a floor without error leaves nothing to win
+        skill = 0.0 if not loss.any() else WORST_SKILL
+        return skill, skill, skill, *((0.0, 1.0) if skill == 0 else (99.0, 0.0)), ("the best floor makes no error",)
+    skill = max(WORST_SKILL, 1 - math.sqrt(loss.mean() / floor_loss.mean()))
+    if count < 2 * horizon:
+        return skill, WORST_SKILL, 1.0, 0.0, 1.0, (f"{count} windows are too few to test {horizon} bars ahead",)
+    # Windows share bars up to the horizon; beyond it calm and wild times still follow each other.
+    block = min(count // 2, max(horizon, math.ceil(1.75 * count ** (1 / 3))))
+    low, high = metrics.block_bootstrap(loss, floor_loss, block)
+    statistic, p = metrics.diebold_mariano(loss, floor_loss, horizon)
+    return skill, max(WORST_SKILL, low), max(WORST_SKILL, high), float(np.clip(statistic, -99, 99)), p, ()
+
+
+def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
+    """Return errors of the level that was forecast, a price where y is a log change, beside persistence's."""
+    back = np.exp if unit == "bp" else np.asarray
+    level, predicted, last = (back(anchors[:, None] + y) for y in (truth, forecast, np.zeros_like(truth)))
+    found = {
+        "level_rmse": float(metrics.rmse(level, predicted)),
+        "level_mae": float(metrics.mae(level, predicted)),
+    }
+    if level.std() > 0:
+        found |= {"r2": metrics.r2(level, predicted), "r2_persistence": metrics.r2(level, last)}
+    if (level != 0).all():
+        found |= {"mape": metrics.mape(level, predicted), "mape_persistence": metrics.mape(level, last)}
+    return found
+
+
+def judge_heads(
+    series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int, model: str = ""
+) -> dict[str, Judgement]:
+    """Judge a model's y (W, H, K) at the origins of a series, head by head, against the floors of each head."""
+    evidence = _evidence(series, origins, forecast, train_end)
+    return {head: judge(**found, unit=series.unit, model=model) for head, found in evidence.items()}
+
+
+def _evidence(series: "Series", origins, forecast, train_end) -> dict[str, dict]:
+    horizon, found = forecast.shape[1], {}
+    rows = np.arange(train_end - 1)
+    rows = rows[series.segment[rows] == series.segment[rows + 1]]
+    for head in dict.fromkeys(series.heads):
+        columns = [k for k, owner in enumerate(series.heads) if owner == head]
+        floors, notes = naive.floors(series, head, origins, horizon, train_end)
+        close = [i for i, k in enumerate(columns) if series.targets[k] == "close"]
+        found[head] = {
+            "truth": series.truth(origins, horizon)[..., columns],
+            "forecast": forecast[..., columns],
+            "floors": floors,
+            "anchors": series.anchors[origins][:, columns],
+            "scale": np.abs(series.levels[rows + 1] - series.anchors[rows]).mean(axis=0)[columns],
+            "direction_of": close[0] if close else -1,
+            "notes": notes,
+        }
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What may be said of one model on one head."""
+
+    word: str  # BEATS | TIES | LOSES
+    p: float  # corrected for the number of models
+    reason: str  # one line, with the numbers
+
+
+def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
+    """Return a verdict a series, over all models of one head together.
+
+    BEATS: skill above 0, p below SIGNIFICANCE after Holm's correction over all series, and the interval above 0.
+    LOSES: the mirror image. TIES: everything between.
+    """
+    corrected = metrics.holm([j.p for j in judgements.values()]) if judgements else ()
+    found = {}
+    for (series, j), p in zip(judgements.items(), corrected, strict=True):
+        sure = p < SIGNIFICANCE
+        word = "BEATS" if sure and j.skill_low > 0 < j.skill else "TIES"
+        word = "LOSES" if sure and j.skill_high < 0 > j.skill else word
+        reason = (
+            f"skill {100 * j.skill:+.2f} % ({100 * j.skill_low:+.2f} to {100 * j.skill_high:+.2f}) "
+            f"against {j.best_floor}, corrected p {p:.2g}"
+        )
+        found[series] = Verdict(word, float(p), reason)
+    return found
+
+
+def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
+    """Say it in one line: `3 of 40 beat the best naive forecast of the price; 35 tie; 2 lose`."""
+    count = {word: sum(v.word == word for v in found.values()) for word in ("BEATS", "TIES", "LOSES")}
+    beat, tie, lose = (
+        plural if n != 1 else f"{plural}s" for n, plural in zip(count.values(), ("beat", "tie", "lose"), strict=True)
+    )
+    parts = [
+        f"{count['BEATS']} of {len(found) + unjudged} {beat} the best naive forecast of the {head}",
+        f"{count['TIES']} {tie}",
+        f"{count['LOSES']} {lose}",
+    ]
+    return "; ".join(parts + ([f"{unjudged} could not be judged"] if unjudged else []))
+
+
+def judgements(results: Iterable[Mapping]) -> dict[str, dict[str, Judgement]]:
+    """Read the judgements from lines of a ledger: {head: {series: Judgement}}; a line without any adds nothing."""
+    found: dict[str, dict[str, Judgement]] = {}
+    for line in results:
+        for head, raw in line["test"].items():
+            found.setdefault(head, {})[line["series"]] = Judgement.from_dict(raw)
+    return found
+
+
+def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
+    """Return a row a series and head, the best first within a head; skill and direction in percent."""
+    rows = []
+    for head, group in by_head.items():
+        found = verdicts(group)
+        for series, j in sorted(group.items(), key=lambda item: -item[1].skill):
+            rows.append(
+                {
+                    "series": series,
+                    "head": head,
+                    "verdict": found[series].word,
+                    "skill %": 100 * j.skill,
+                    "low %": 100 * j.skill_low,
+                    "high %": 100 * j.skill_high,
+                    "p": found[series].p,
+                    "best floor": j.best_floor,
+                    "rmse": j.rmse,
+                    "floor rmse": j.floors[j.best_floor],
+                    "mae": j.mae,
+                    "unit": j.unit,
+                    "mase": j.mase,
+                    "direction %": None if j.direction is None else 100 * j.direction,
+                    "direction low %": None if j.direction_low is None else 100 * j.direction_low,
+                    "direction high %": None if j.direction_high is None else 100 * j.direction_high,
+                    "windows": j.windows,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One refit: the piece of every series that exists by then, and the task that splits it."""
+
+    first: float  # share of the rows where the piece starts
+    last: float  # and ends
+    task: Task
+
+    def cut(self, series: "Series") -> "Series":
+        """Return the piece of a series that this fold may see."""
+        rows = slice(round(self.first * len(series)), round(self.last * len(series)))
+        columns = {f: getattr(series, f)[rows] for f in ("times", "inputs", "levels", "anchors")}
+        return dataclasses.replace(series, **columns)
+
+
+def folds(task: Task, count: int, *, sliding: bool = False, embargo: int = 0) -> list[Fold]:
+    """Share the test split of a task out to `count` folds, each with a model of its own, refitted up to there.
+
+    sliding: train keeps its length instead of growing. embargo: bars left out before each split on top of the
+    purge, which is at least the horizon. Nothing that follows a test is trained on, so none is needed after it.
+    """
+    if count < 1:
+        raise CpbkitError(f"folds must be at least 1; got {count!r}")
+    step = (1 - task.train - task.validation) / count
+    found = []
+    for i in range(count):
+        first, last = i * step if sliding else 0.0, 1 - (count - 1 - i) * step
+        share = last - first
+        part = dataclasses.replace(
+            task,
+            train=(share - task.validation - step) / share,
+            validation=task.validation / share,
+            purge=max(task.purge, task.horizon) + embargo,
+        )
+        found.append(Fold(first, last, part))
+    return found
+
+
+def judge_folds(
+    series: "Series",
+    parts: Iterable[Fold],
+    forecaster: Callable[["Series", Task, "Splits"], np.ndarray],
+    model: str = "",
+) -> dict[str, Judgement]:
+    """Refit and forecast over the folds, and judge all their test windows together, head by head.
+
+    forecaster: fits on the piece it is handed and returns y of the test windows of its splits, (W, H, K).
+    """
+    from cpbkit.windows import split  # needs torch, which reading a verdict does not
+
+    evidence: dict[str, list[dict]] = {}
+    for fold in parts:
+        piece = fold.cut(series)
+        splits = split(piece, fold.task)
+        forecast = forecaster(piece, fold.task, splits)
+        for head, found in _evidence(piece, splits.test, forecast, splits.bounds["train"][1]).items():
+            evidence.setdefault(head, []).append(found)
+    return {head: judge(**_pool(found), unit=series.unit, model=model) for head, found in evidence.items()}
+
+
+def _pool(found: list[dict]) -> dict:
+    names = [name for name in found[0]["floors"] if all(name in f["floors"] for f in found)]
+    return {
+        **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors")},
+        "floors": {name: np.concatenate([f["floors"][name] for f in found]) for name in names},
+        "scale": np.mean([f["scale"] for f in found], axis=0),
+        "direction_of": found[0]["direction_of"],
+        "notes": tuple(dict.fromkeys(note for f in found for note in f["notes"])),
+    }
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals forecast +- half, and what they held."""
+
+    alpha: float  # share that may lie outside
+    half: np.ndarray  # (N, H, K) half widths, in the unit of the errors
+    inside: np.ndarray  # (N, H, K) whether the truth was inside
+    level: np.ndarray  # (N, H, K) the alpha in force, which adapts
+
+    def coverage_over_time(self, window: int) -> np.ndarray:
+        """Return the share inside over the last `window` windows: (N - window + 1, H)."""
+        inside = np.cumsum(np.pad(self.inside.mean(axis=2), ((1, 0), (0, 0))), axis=0)
+        return (inside[window:] - inside[:-window]) / window
+
+    def sentence(self) -> str:
+        """Say what was promised and what was held."""
+        by_step = self.inside.mean(axis=(0, 2))
+        return (
+            f"the {100 * (1 - self.alpha):.0f} % interval held {100 * self.inside.mean():.1f} % of "
+            f"{len(self.inside)} windows; {100 * by_step.min():.1f} % at its worst step ahead"
+        )
+
+
+def conformal_intervals(
+    calibration: np.ndarray, errors: np.ndarray, alpha: float = 0.1, rate: float = 0.02, memory: int = 500
+) -> Intervals:
+    """Put adaptive intervals around any point forecast (Gibbs & Candès 2021), a stream for each step and target.
+
+    calibration (V, H, K): truth - forecast on the validation windows, oldest first. errors (N, H, K): the same on
+    the test windows, which are a bar apart; the error h + 1 bars ahead is used from h + 1 bars later on, when it is
+    known. rate: their gamma. memory: scores that are kept. Where the level in force asks for more than the largest
+    score in memory, that score is taken and not infinity.
+    """
+    if len(calibration) == 0 or calibration.shape[1:] != errors.shape[1:]:
+        raise ValueError(f"calibration must be (V, H, K) as errors {errors.shape}; got {calibration.shape}")
+    windows, horizon, targets = errors.shape
+    scores = np.abs(errors)
+    held = np.abs(calibration[-memory:]).copy()  # (memory, H, K), a ring
+    level = np.full((horizon, targets), alpha)
+    half, levels = np.empty_like(scores), np.empty_like(scores)
+    steps = np.arange(horizon)
+    oldest = np.zeros(horizon, int)
+    for i in range(windows):
+        known = i - 1 - steps  # the window whose error h + 1 bars ahead has just become known
+        h = steps[known >= 0]
+        new = scores[known[h], h]
+        level[h] += rate * (alpha - (new > half[known[h], h]))
+        held[oldest[h], h] = new
+        oldest[h] = (oldest[h] + 1) % len(held)
+        rank = np.ceil((len(held) + 1) * (1 - level)).clip(1, len(held)).astype(int) - 1
+        half[i] = np.take_along_axis(np.sort(held, axis=0), rank[None], axis=0)[0]
+        half[i][level >= 1] = 0.0
+        levels[i] = level
+    return Intervals(alpha, half, scores <= half, levels)
