@@ -142,11 +142,10 @@ def _shared(interval: str, seconds: np.ndarray, step: int, seed: int) -> tuple[n
     day = 2 * np.pi * (seconds % DAY) / DAY
     weekend = ((seconds // DAY + 3) % 7) >= 5
     rhythm = 0.25 * np.cos(day - 2 * np.pi * 15 / 24) - 0.2 * weekend  # busiest at 15:00 UTC
-    halts = _draw(seed, f"{interval}/halts").random(rows) < 1 / 3000
     missing = np.zeros(rows, bool)
-    for begin in np.flatnonzero(halts):
-        missing[begin : begin + 1 + begin % 7] = True
-    missing[:1] = False
+    halts = _draw(seed, f"{interval}/halts").integers(200, 2000, (rows // 2000 + 1, 2))
+    for begin, length in halts + [2000, 0] * np.arange(len(halts))[:, None]:
+        missing[begin : begin + 1 + length % 7] = True  # one in each 2000 bars
     return _student(_draw(seed, f"{interval}/market"), rows), spell + rhythm, missing
 
 
