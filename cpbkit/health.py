@@ -54,7 +54,7 @@ def find_not_finite(net: nn.Module, row: int, x: Tensor, last: Tensor, y: Tensor
 
 
 def check_results(results: Iterable[dict]) -> list[Check]:
-    """Examine each line of a ledger: was the first loss of the right order, did the model learn, does it say anything?"""
+    """Examine each line of a ledger: was its first loss of the right order, did it learn, does it say anything?"""
     return [check for line in results for check in _check(line)]
 
 

@@ -118,7 +118,7 @@ class Run:
         atomic.write_bytes(self.folder / STATUS, json.dumps(status | {"at": time.time()}).encode())
 
     def status(self) -> dict:
-        """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before the first."""
+        """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before one."""
         path = self.folder / STATUS
         return json.loads(path.read_text()) if path.exists() else {}
 

@@ -19,9 +19,7 @@ class Stack:
     depend on the seed and its name alone.
     """
 
-    def __init__(
-        self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype
-    ):
+    def __init__(self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype):
         self.names, self.training = list(names), training
         with torch.random.fork_rng(devices=[]):
             self.net = build(len(self.names)).to(device, dtype)
@@ -85,14 +83,11 @@ class Stack:
         self.table = {name: tensor[index] for name, tensor in self.table.items()}
         self._attach(self.weights[index], [moments[r] for r in rows])
 
-    def export(self, row: int, weights: Tensor | None = None) -> dict[str, Tensor]:
-        """Return one model's tensors by name, without the model axis, on the host; `weights` (P,) or its best ones."""
-        source = self.table["best"][row] if weights is None else weights
+    def export(self, row: int) -> dict[str, Tensor]:
+        """Return one model's best tensors by name, without the model axis, on the host."""
+        best = self.table["best"][row].cpu()
         return {
-            name: source[offset : offset + length].unflatten(0, shape).cpu().clone()
-            if shape
-            else source[offset].cpu()
-            for name, shape, offset, length in self.layout
+            name: best[offset : offset + length].reshape(shape).clone() for name, shape, offset, length in self.layout
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -121,8 +116,5 @@ class Stack:
         if "moment.step" in saved:
             # The fused optimiser keeps `step` on the device of its row.
             columns = [saved[f"moment.{name}"].to(device).unbind() for name in MOMENTS]
-            moments = [
-                dict(zip(MOMENTS, (c.clone() for c in row), strict=True))
-                for row in zip(*columns, strict=True)
-            ]
+            moments = [dict(zip(MOMENTS, (c.clone() for c in row), strict=True)) for row in zip(*columns, strict=True)]
         self._attach(saved["weights"].to(device), moments)

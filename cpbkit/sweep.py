@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -16,7 +15,7 @@ from cpbkit import __version__, atomic, executors
 from cpbkit.clock import Clock
 from cpbkit.data import binance, synthetic
 from cpbkit.data.klines import Klines
-from cpbkit.errors import CpbkitError, DataError
+from cpbkit.errors import DataError
 from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run

@@ -4,6 +4,7 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -111,7 +112,9 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
 
     def step() -> None:
         x, last, y = windows.gather(order.index_select(1, i)[:, 0])
-        teacher = (y, coins.index_select(0, i)[0]) if training.teacher_forcing else None
+        teacher = None
+        if training.teacher_forcing:
+            teacher = y, None if training.teacher_forcing == 1 else coins.index_select(0, i)[0]
         with autocast:
             forecast = stack.net(x, last, teacher)
         _move(stack, training, loss_per_model(forecast, y, target_weights).mean(1), i)
@@ -141,7 +144,8 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
                 yield state
             with autocast:
                 validation = evaluate(stack.net, windows, "validation", members, target_weights)
-            _close_epoch(state, training, steps, validation, lambda row: _explain(stack, windows, order, members, row))
+            explain = functools.partial(_explain, stack, windows, order, members)
+            _close_epoch(state, training, steps, validation, explain)
             yield state
 
 

@@ -12,9 +12,9 @@ import torch
 
 from cpbkit import __version__, checkpoint
 from cpbkit.clock import Clock
-from cpbkit.evaluate import judge
+from cpbkit.evaluate import judge_heads
 from cpbkit.experiment import Experiment
-from cpbkit.models import naive, zoo
+from cpbkit.models import zoo
 from cpbkit.stack import Stack
 from cpbkit.train import Finished, Fit, fit, forecast, persistence_losses
 from cpbkit.windows import Series, Windows
@@ -126,7 +126,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, floor: dict[str, f
     """Judge a finished model on the test split, which is read here and nowhere else."""
     m = next(i for i, series in enumerate(windows.series) if series.name == finished.name)
     series, splits, scaler = windows.series[m], windows.splits[m], windows.scalers[m]
-    experiment, horizon = unit.experiment, unit.experiment.task.horizon
+    experiment = unit.experiment
     line = {
         "series": series.name,
         "status": finished.status,
@@ -150,12 +150,8 @@ def _result(unit: Unit, windows: Windows, finished: Finished, floor: dict[str, f
         for name, parameter in net.named_parameters():
             parameter[0] = finished.weights[name]
     predicted = forecast(net, windows, "test", [m])[0]
-    truth = series.truth(splits.test, horizon)
-    for head in dict.fromkeys(series.heads):
-        columns = [k for k, owner in enumerate(series.heads) if owner == head]
-        floors, notes = naive.floors(series, head, splits.test, horizon, splits.bounds["train"][1])
-        judgement = judge(truth[..., columns], predicted[..., columns], floors, unit=series.unit)
-        line["test"][head] = judgement.to_dict() | {"notes": list(notes)}
+    judged = judge_heads(series, splits.test, predicted, splits.bounds["train"][1], experiment.model.name)
+    line["test"] = {head: judgement.to_dict() for head, judgement in judged.items()}
     about = {
         "version": __version__,
         "torch": torch.__version__,
