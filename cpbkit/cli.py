@@ -31,7 +31,7 @@ def cpbkit():
 @cpbkit.command(examples=("cpbkit demo", "cpbkit demo --run runs/first"))
 @click.option("--run", "folder", default="runs/demo", show_default=True, help="Run folder.")
 def demo(folder):
-    """Sweep 40 models on the seeded market, to a report: the whole way in a minute or two."""
+    """Sweep 40 models on the seeded market: the whole way, in a minute or two."""
     experiment = vary(PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-02-28")
     _sweep(experiment, folder, as_json=False)
 
@@ -93,7 +93,9 @@ def _passport_text(passports, passport_table) -> str:
 @click.option("--workers", type=click.IntRange(0), help="Processes; 0 trains in this one.  [default: decides itself]")
 @as_json
 def sweep(folder, workers, as_json, **given):
-    """Train and judge a model a series, to a run folder with a report. Run again, it goes on where it stopped."""
+    """Train and judge a model a series, into a run folder.
+
+    Stopped at any moment, the same command goes on from there."""
     experiment = experiment_of(**given)
     _sweep(experiment, folder or f"runs/{experiment.preset}", as_json, workers)
 
@@ -128,7 +130,8 @@ def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and one line a head."""
     from cpbkit.evaluate import headline, judgements, verdict_table, verdicts
 
-    by_head, lost = judgements(results), [line for line in results if line["status"] != "done"]
+    lost = [line for line in results if line["status"] != "done"]
+    by_head = judgements(line for line in results if line["status"] == "done")
     table = verdict_table(by_head)
     heads = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
     trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in lost]
@@ -188,7 +191,7 @@ def status(folder, as_json):
 @run_folder
 @as_json
 def verdict(folder, as_json):
-    """Say of each model whether it BEATS, TIES or LOSES to the best naive forecast."""
+    """Say whether each model beats the best naive forecast."""
     from cpbkit.run import Run
 
     run = Run(folder)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from cpbkit.errors import CpbkitError, UnknownName
+from cpbkit.errors import CpbkitError, UnknownName, check_name
 from cpbkit.experiment import COINS, PARTS, PRESETS, Experiment, vary
 
 GO_ON = "Nothing is left half done; the same command goes on from here."
@@ -111,8 +111,12 @@ def _setting(_, __, values: tuple[str, ...]) -> dict:
     settings = {}
     for pair in values:
         name, equals, text = pair.partition("=")
-        if not equals or name not in defaults:
-            vary(Experiment(), **{name: None})  # raises with the nearest name
+        try:
+            check_name("setting", name, defaults)
+        except UnknownName as error:
+            raise click.BadParameter(str(error)) from None
+        if not equals:
+            raise click.BadParameter(f"a setting needs a value, such as {name}={defaults[name]}")
         settings[name] = _typed(name, text, defaults[name])
     return settings
 

@@ -5,6 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -12,7 +13,8 @@ from click.testing import CliRunner
 
 from cpbkit.cli import cpbkit
 from cpbkit.command import Commands
-from cpbkit.errors import DataError
+from cpbkit.data.synthetic import make_market
+from cpbkit.errors import DataError, UnknownName
 
 
 def run(*arguments, cli=cpbkit):
@@ -51,8 +53,8 @@ def test_help_lists_every_command():
 def test_help_of_a_command_shows_an_example_that_parses(path, command):
     shown = run(*path, "--help")
     assert shown.exit_code == 0 and "Example" in shown.output and "--debug" in shown.output
-    start = f"cpbkit {' '.join(path)}"
-    examples = [line.strip() for line in shown.output.splitlines() if line.startswith(f"  {start}")]
+    start = " ".join(("cpbkit", *path))
+    examples = [line.strip() for line in shown.output.splitlines() if line.strip().startswith(start)]
     assert examples
     for example in examples:
         command.make_context(path[-1], shlex.split(example.removeprefix(start)))
@@ -96,3 +98,119 @@ def test_doctor_speaks_to_people_and_machines():
 def test_python_m_is_the_same():
     done = subprocess.run([sys.executable, "-m", "cpbkit", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("cpbkit, version ")
+
+
+def test_a_list_of_coins_may_be_short_and_settings_keep_their_type(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("cpbkit.cli._sweep", lambda experiment, *_: seen.update(experiment=experiment))
+    days = ["--start", "2025-01-01", "--end", "2025-01-02"]
+    given = ["--symbols", "btc, ETHUSDT", "--set", "learning_rate=1e-2", "--set", "deterministic=true", "--epochs", "3"]
+    assert run("sweep", *days, *given, "--set", "features=close_return,rsi_14").exit_code == 0
+    experiment = seen["experiment"]
+    assert experiment.data.symbols == ("BTCUSDT", "ETHUSDT")
+    assert (experiment.training.learning_rate, experiment.training.deterministic) == (0.01, True)
+    assert experiment.training.epochs == 3 and experiment.task.features == ("close_return", "rsi_14")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--source", "synthetic", "--start", "2025-02-01", "--end", "2025-01-01"], "start must not be after end"),
+        (["--start", "2025-02-01"], "which days?"),
+        (["--start", "yesterday", "--end", "2025-01-01"], "a day like 2025-03-01"),
+        (["--set", "learning_rat=1"], "learning_rate"),
+        (["--set", "epochs=many"], "epochs is a int"),
+        (["--set", "epochs"], "epochs=100"),
+        (["--preset", "huge"], "quick"),
+        (["--symbols", ","], "at least one name"),
+    ],
+)
+def test_a_wrong_wish_is_told_before_any_work(arguments, hint):
+    shown = run("sweep", *arguments)
+    assert shown.exit_code == 2 and hint in shown.output and "Traceback" not in shown.output
+
+
+def test_an_unknown_symbol_is_wrong_usage(monkeypatch):
+    error = UnknownName("symbol must be a known name; got 'BTCUSD' (nearest: BTCUSDT)")
+    monkeypatch.setattr("cpbkit.data.binance.fetch_klines", Mock(side_effect=error))
+    shown = run("fetch", "--symbols", "BTCUSD", "--start", "2025-01-01", "--end", "2025-01-02")
+    assert shown.exit_code == 2 and "nearest: BTCUSDT" in shown.output
+
+
+def test_fetch_shows_the_passports(monkeypatch):
+    market = make_market(["BTCUSDT", "ETHUSDT"], ["1h"], "2025-01-01", "2025-06-30")
+    fetch = Mock(return_value=market)
+    monkeypatch.setattr("cpbkit.data.binance.fetch_klines", fetch)
+    wish = ["fetch", "--symbols", "BTC,ETH", "--intervals", "1h", "--start", "2025-01-01", "--end", "2025-06-30"]
+    shown, told = run(*wish), json.loads(run(*wish, "--json").output)
+    assert fetch.call_args.args == (("BTCUSDT", "ETHUSDT"), ("1h",), "2025-01-01", "2025-06-30")
+    assert [p["series"] for p in told] == ["BTCUSDT_1h", "ETHUSDT_1h"]
+    for passport in told:
+        assert passport["series"] in shown.output and str(passport["got"]) in shown.output
+        assert passport["gaps"] and all(gap["start"] in shown.output for gap in passport["gaps"])
+
+
+def test_a_folder_without_a_run_is_told(tmp_path):
+    for command in ("status", "verdict"):
+        shown = run(command, tmp_path)
+        assert shown.exit_code == 1 and "no run folder" in shown.output
+
+
+SWEEP = "sweep --source synthetic --symbols BTC,ETH --intervals 1h --start 2025-01-01 --end 2025-02-01".split()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A run of two series, made by the command itself."""
+    folder = tmp_path_factory.mktemp("runs") / "two"
+    return folder, run(*SWEEP, "--epochs", "2", "--workers", "0", "--run", folder)
+
+
+def test_sweep_ends_with_the_verdicts(swept):
+    folder, shown = swept
+    assert shown.exit_code == 0, shown.output
+    assert "BTCUSDT_1h" in shown.output and "of 2 beat" in shown.output
+    told = json.loads(run("verdict", folder, "--json").output)
+    assert {row["series"] for row in told["verdicts"]} == {"BTCUSDT_1h", "ETHUSDT_1h"} and not told["trouble"]
+    assert all(row["verdict"] in shown.output for row in told["verdicts"])
+
+
+def test_a_run_that_is_done_is_left_alone(swept):
+    folder, _ = swept
+    before = (folder / "results.jsonl").read_bytes()
+    again = run(*SWEEP, "--epochs", "2", "--workers", "0", "--run", folder)
+    assert again.exit_code == 0 and "2 of 2 were done already" in again.output
+    assert (folder / "results.jsonl").read_bytes() == before
+
+
+def test_another_experiment_in_the_folder_is_refused_with_the_difference(swept):
+    folder, _ = swept
+    shown = run(*SWEEP, "--epochs", "5", "--run", folder)
+    assert shown.exit_code == 1 and "training.epochs: 2 -> 5" in shown.output
+
+
+def test_status_counts_what_is_done(swept):
+    folder, _ = swept
+    assert "2 of 2 done, complete" in run("status", folder).output
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    (folder / "results.jsonl").write_text(lines[0])
+    told = json.loads(run("status", folder, "--json").output)
+    (folder / "results.jsonl").write_text("".join(lines))
+    assert (told["done"], told["total"], len(told["missing"])) == (1, 2, 1)
+
+
+def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatch):
+    market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01")
+    market |= make_market(["ETHUSDT"], ["1h"], "2025-01-01", "2025-01-02")
+    monkeypatch.setattr("cpbkit.sweep.load_klines", lambda *_: market)
+    shown = run(*SWEEP, "--epochs", "1", "--workers", "0", "--run", tmp_path)
+    assert shown.exit_code == 1 and "ETHUSDT_1h failed: ETHUSDT_1h: the train split" in shown.output
+    assert "of 2 beat" in shown.output and "could not be judged" in shown.output
+    told = json.loads(run("status", tmp_path, "--json").output)
+    assert told["done"] == 2 and len(told["trouble"]) == 1
+
+
+def test_cache_lists_verifies_and_removes(tmp_path):
+    assert run("cache", "list").output.startswith("0 series, 0.0 MB in ")
+    assert json.loads(run("cache", "verify", "--json").output) == []
+    assert run("cache", "remove").exit_code == 0
