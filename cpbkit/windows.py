@@ -72,9 +72,7 @@ def from_klines(klines: Klines, task: Task) -> Series:
             [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]
         )
     close = table["log_close"].to_numpy()
-    anchors = np.column_stack(
-        [close if origin == "close" else levels[:, k] for k, (_, origin, _) in enumerate(kinds)]
-    )
+    anchors = np.column_stack([close if origin == "close" else levels[:, k] for k, (_, origin, _) in enumerate(kinds)])
     inputs = table[list(task.features)].to_numpy(np.float64)
     finite = np.isfinite(inputs).all(1) & np.isfinite(levels).all(1) & np.isfinite(anchors).all(1)
     name = klines.passport.series
@@ -107,9 +105,7 @@ def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets:
     values = table[list(dict.fromkeys([*features, *targets]))]
     if not np.isfinite(values.to_numpy(np.float64)).all():
         bad = [c for c in values if not np.isfinite(values[c].to_numpy(np.float64)).all()]
-        raise DataError(
-            f"every value must be finite; {name} has others in {', '.join(bad)}. Fill or drop those rows"
-        )
+        raise DataError(f"every value must be finite; {name} has others in {', '.join(bad)}. Fill or drop those rows")
     if isinstance(table.index, pd.DatetimeIndex):
         times = table.index.tz_localize(None).to_numpy("datetime64[ns]")
     else:
@@ -147,9 +143,7 @@ class Splits:
         }
 
 
-def origins(
-    series: Series, context: int, horizon: int, first: int, last: int, reach_back: bool = False
-) -> np.ndarray:
+def origins(series: Series, context: int, horizon: int, first: int, last: int, reach_back: bool = False) -> np.ndarray:
     """Return the origins whose horizon, and whose context unless `reach_back`, lie in rows [first, last).
 
     No window crosses a gap.
@@ -180,11 +174,11 @@ def split(series: Series, task: Task) -> Splits:
 
 @dataclass(frozen=True)
 class Scaler:
-    """Constants from the train split: inputs to zero mean and unit deviation, targets to a persistence loss of 1."""
+    """Constants from the train split: inputs to zero mean and unit deviation, targets as the task says."""
 
     input_mean: np.ndarray  # (C,)
     input_std: np.ndarray  # (C,)
-    target_scale: np.ndarray  # (K,) root mean square of y over the train windows, in the unit of y
+    target_scale: np.ndarray  # (K,) in the unit of y
     clip: float  # scaled inputs stay within +- clip
 
     @classmethod
@@ -193,8 +187,13 @@ class Scaler:
         first, last = splits.bounds["train"]
         rows = series.inputs[first:last]
         std = rows.std(0)
-        rms = np.sqrt(np.square(series.truth(splits.train, task.horizon)).mean((0, 1)))
-        return cls(rows.mean(0), np.where(std > 0, std, 1.0), np.where(rms > 0, rms, 1.0), task.input_clip)
+        if task.target_scale == "persistence":
+            scale = np.sqrt(np.square(series.truth(splits.train, task.horizon)).mean((0, 1)))
+        elif task.target_scale == "standard":
+            scale = series.levels[first:last].std(0)
+        else:
+            scale = np.ones(len(series.targets))
+        return cls(rows.mean(0), np.where(std > 0, std, 1.0), np.where(scale > 0, scale, 1.0), task.input_clip)
 
     def inputs(self, raw: np.ndarray) -> np.ndarray:
         """Scale and clip inputs: (N, C) -> (N, C)."""

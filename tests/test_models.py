@@ -4,15 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import walk
 from torch import nn
 
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import OHLC, OHLC_RETURNS, Model, Task, Training
+from cpbkit.experiment import OHLC, OHLC_RETURNS, Model, Task
 from cpbkit.models import layers, linear, transformer, zoo
-from cpbkit.stack import Stack
-from cpbkit.train import Fit, fit
-from cpbkit.windows import Windows
 
 M, B = 3, 5
 TASK = Task(context=30, horizon=4, features=OHLC_RETURNS, targets=OHLC, target_weights=(1.0, 1.0, 1.0, 2.0))
@@ -109,46 +105,6 @@ def test_a_forecast_depends_on_the_whole_context_but_for_nothing_else(name):
         other[0, 0, bar] += 1
         moved = (net(other, last) != net(x, last)).flatten(2).any(2)
         assert moved[0, 0] and moved.sum() == 1, f"bar {bar} must move its own forecast and no other"
-
-
-def train(name, series, training):
-    task = dataclasses.replace(TASK, context=12, horizon=3)
-    windows = Windows(series, task, "cpu", torch.float64)
-    names = [s.name for s in series]
-    stack = Stack(lambda models: zoo.build(models, task, small(name)), names, training, "cpu", torch.float64)
-    return {f.name: f for s in fit(Fit(stack), windows, training, 5) if not s.step for f in s.finished}
-
-
-SCHEDULES = ("constant", "cosine", "step", "plateau")
-
-
-@pytest.mark.parametrize("name", zoo.MODELS)
-def test_a_model_trains_in_a_stack_as_it_does_alone(name):
-    """50 steps with dropout, teacher forcing, both clips, a schedule and early stops, in float64."""
-    series = [walk(f"S{i}", 200 + 40 * i, seed=i, horizon_targets=4) for i in range(3)]
-    training = Training(
-        epochs=10,
-        batch=4,
-        optimizer="adam",
-        learning_rate=0.02,
-        weight_decay=1e-3,
-        schedule=SCHEDULES[list(zoo.MODELS).index(name) % len(SCHEDULES)],
-        schedule_epochs=2,
-        patience=3,
-        clip_norm=0.5,
-        clip_value=0.2,
-        teacher_forcing=0.5,
-        precision="float64",
-    )
-    together = train(name, series, training)
-    one = series[1]
-    alone = train(name, [one], training)[one.name]
-    other = together[one.name]
-    assert (alone.epochs, alone.best_epoch, alone.status) == (other.epochs, other.best_epoch, "done")
-    for tensor, weights in alone.weights.items():
-        torch.testing.assert_close(weights, other.weights[tensor], rtol=1e-10, atol=1e-10)
-    for curve, values in alone.curve.items():
-        assert values == pytest.approx(other.curve[curve], rel=1e-10, abs=1e-12)
 
 
 def test_an_unknown_model_is_named_with_the_nearest():

@@ -1,0 +1,156 @@
+"""Presets: each is what its source says, and trains in a stack as it does alone."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cpbkit import indicators
+from cpbkit.experiment import NETWORK, PRESETS, Task, from_json, to_json, vary
+from cpbkit.models import zoo
+from cpbkit.stack import Stack
+from cpbkit.train import Fit, fit
+from cpbkit.windows import TARGETS, Series, Windows
+
+COUNTS = {
+    "transformer": 926_852 + (4 + 1) * 128,  # the source's, and an own input layer of the decoder
+    "gru": 334_597,
+    "seq2seq_lstm": 1_984_772,
+    "forced_lstm": 1_980_676,
+    "v7_classic": 359_559 - 2 * 2 * 4 * 128,  # the source's (in torch), less two columns that came twice, each way
+    "v8_aligned": 359_559 - 2 * 2 * 4 * 128,
+    "v7_seed": 1_414_948 + 2 * 4 * (256 + 128 + 64) + 4 * 32,  # the source's in Keras, and torch's second bias
+    "v8_stable": 1_414_948 + 2 * 4 * (256 + 128 + 64) + 4 * 32,
+    # No count of the source is known that its description gives: two layers of LSTM, then 128-64-32-1.
+    "bandwidth": 4 * 128 * (6 + 128 + 2) + 4 * 128 * (128 + 128 + 2) + 129 * 64 + 65 * 32 + 33,
+    "nlinear": 337 * 10,
+    "dlinear": 2 * 337 * 10,
+    "segrnn": 25 * 512 + 2 * 3 * 512 * (512 + 1) + 2 * 256 + 513 * 24,
+    "quick": 3 * 16 * (4 + 16 + 2) + 3 * 16 * (1 + 16 + 2) + 2 * 16 * 16 + 16 + 17 + 17,
+}
+
+
+def count(task, model):
+    return sum(parameter.numel() for parameter in zoo.build(1, task, model).parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_count(name):
+    preset = PRESETS[name]
+    assert count(preset.task, preset.model) == COUNTS[name]
+
+
+def test_parameter_count_of_dlinear_in_its_paper():
+    """Table 8 of Zeng et al. gives 139.7 thousand for 96 values to 720."""
+    task = Task(context=96, horizon=720, features=("x",), targets=("x",))
+    assert count(task, PRESETS["dlinear"].model) == 139_680
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_knows_its_name_its_columns_and_the_way_to_json_and_back(name):
+    preset = PRESETS[name]
+    assert preset.preset == name
+    assert from_json(to_json(preset)) == preset
+    if preset.task.features != NETWORK:
+        assert set(preset.task.features) <= set(indicators.INDICATORS)
+        assert set(preset.task.targets) <= set(TARGETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_feature_of_a_preset_says_what_another_says(name):
+    """The source had two columns twice and two that were four times another."""
+    features = PRESETS[name].task.features
+    if features == NETWORK:
+        return
+    rng = np.random.default_rng(0)
+    close = 100 * np.exp(np.cumsum(rng.standard_t(4, 3000) * 0.01))
+    opened = close * np.exp(rng.normal(0, 0.003, 3000))
+    wick = np.exp(np.abs(rng.normal(0, 0.004, (3000, 2))))
+    bars = {"open": opened, "high": np.maximum(opened, close) * wick[:, 0]}
+    bars |= {"low": np.minimum(opened, close) / wick[:, 1], "close": close, "volume": rng.lognormal(0, 1, 3000)}
+    frame = pd.DataFrame(bars, index=pd.date_range("2025-01-01", periods=3000, freq="15min", tz="UTC"))
+    table = indicators.compute(frame, features).dropna()
+    likeness = np.abs(np.atleast_2d(np.corrcoef(table.to_numpy().T))) - np.eye(len(features))
+    assert likeness.max() < 0.99
+
+
+def some_series(name, bars, task, seed):
+    rng = np.random.default_rng(seed)
+    levels = np.cumsum(rng.normal(size=(bars, len(task.targets))), 0)
+    return Series(
+        name=name,
+        times=np.datetime64("2025-01-01", "ns") + np.arange(bars) * np.timedelta64(900, "s"),
+        step_seconds=900,
+        inputs=rng.normal(size=(bars, len(task.features))),
+        features=task.features,
+        levels=levels,
+        anchors=levels,
+        targets=task.targets,
+        heads=("price",) * len(task.targets),
+    )
+
+
+def train(experiment, series):
+    task, training, names = experiment.task, experiment.training, [s.name for s in series]
+    windows = Windows(series, task, "cpu", torch.float64)
+    stack = Stack(lambda models: zoo.build(models, task, experiment.model), names, training, "cpu", torch.float64)
+    return {f.name: f for s in fit(Fit(stack), windows, training, 5) if not s.step for f in s.finished}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_trains_in_a_stack_as_it_does_alone(name):
+    """50 steps of its own optimiser and schedule with dropout, teacher forcing, both clips and early stops."""
+    preset = PRESETS[name]
+    experiment = vary(
+        preset,
+        width=16 if preset.model.name == "bilstm_dense" else 8,
+        heads=2,
+        dropout=0.3,
+        context=8,
+        train=0.7,
+        validation=0.15,
+        horizon=min(3, preset.task.horizon),
+        epochs=10,
+        batch=4,
+        learning_rate=0.02,
+        schedule_epochs=2,
+        patience=3,
+        clip_norm=0.5,
+        clip_value=0.2,
+        teacher_forcing=0.5,
+        precision="float64",
+    )
+    series = [some_series(f"S{i}", 140 + 20 * i, experiment.task, i) for i in range(3)]
+    together = train(experiment, series)
+    one = series[1]
+    alone, other = train(experiment, [one])[one.name], together[one.name]
+    assert (alone.epochs, alone.best_epoch, alone.status) == (other.epochs, other.best_epoch, "done")
+    for tensor, weights in alone.weights.items():
+        torch.testing.assert_close(weights, other.weights[tensor], rtol=1e-10, atol=1e-10)
+    for curve, values in alone.curve.items():
+        assert values == pytest.approx(other.curve[curve], rel=1e-10, abs=1e-12)
+
+
+def test_always_teaching_trains_like_a_coin_that_always_falls():
+    experiment = vary(PRESETS["transformer"], width=8, heads=2, context=10, horizon=3, epochs=2, batch=4, dropout=0.0)
+    series = [some_series("S", 200, experiment.task, 0)]
+    always = train(vary(experiment, teacher_forcing=1.0, precision="float64"), series)["S"]
+    nearly = train(vary(experiment, teacher_forcing=1 - 1e-12, precision="float64"), series)["S"]
+    for tensor, weights in always.weights.items():
+        torch.testing.assert_close(weights, nearly.weights[tensor], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale, loss", [("persistence", 1.0), ("standard", None), ("none", None)])
+def test_target_scale(scale, loss):
+    task = Task(context=10, horizon=3, features=("x",), targets=("y",), target_scale=scale)
+    series = some_series("S", 400, task, 0)
+    series = dataclasses.replace(series, levels=1e6 * series.levels, anchors=1e6 * series.anchors)
+    windows = Windows([series], task, "cpu", torch.float64)
+    _, _, y = windows.gather(windows.origins["train"][0][None])
+    truth = series.truth(windows.splits[0].train, 3)
+    want = {"persistence": np.sqrt((truth**2).mean()), "standard": series.levels[:280].std(), "none": 1.0}[scale]
+    np.testing.assert_allclose(y[0] * want, truth, rtol=1e-6)
+    if loss:
+        assert y.square().mean() == pytest.approx(loss)
