@@ -33,14 +33,10 @@ class Chip:
 
 CHIPS = {
     "T4": Chip("T4", (7, 5), 40, 16e9, 320e9, 8.1e12, 65e12, 16e9, 70, "NVIDIA T4 data sheet"),
-    "P100": Chip(
-        "P100", (6, 0), 56, 16e9, 732e9, 9.3e12, 18.7e12, 16e9, 250, "NVIDIA Tesla P100 PCIe data sheet"
-    ),
+    "P100": Chip("P100", (6, 0), 56, 16e9, 732e9, 9.3e12, 18.7e12, 16e9, 250, "NVIDIA Tesla P100 PCIe data sheet"),
     "V100": Chip("V100", (7, 0), 80, 16e9, 900e9, 14e12, 112e12, 16e9, 250, "NVIDIA V100 PCIe data sheet"),
     "L4": Chip("L4", (8, 9), 58, 24e9, 300e9, 30.3e12, 121e12, 32e9, 72, "NVIDIA L4 data sheet"),
-    "A100": Chip(
-        "A100", (8, 0), 108, 40e9, 1555e9, 19.5e12, 312e12, 32e9, 250, "NVIDIA A100 40GB PCIe data sheet"
-    ),
+    "A100": Chip("A100", (8, 0), 108, 40e9, 1555e9, 19.5e12, 312e12, 32e9, 250, "NVIDIA A100 40GB PCIe data sheet"),
     "H200": Chip("H200", (9, 0), 132, 141e9, 4800e9, 67e12, 989e12, 64e9, 700, "NVIDIA H200 SXM data sheet"),
     "H100": Chip("H100", (9, 0), 132, 80e9, 3350e9, 67e12, 989e12, 64e9, 700, "NVIDIA H100 SXM data sheet"),
 }

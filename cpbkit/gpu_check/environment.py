@@ -174,9 +174,7 @@ def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:
         home / ".cache" / "torch" / "kernels",
     ]
     folders += sorted(temporary.glob("torchinductor_*"))
-    sizes = {
-        str(f): sum(p.stat().st_size for p in f.rglob("*") if p.is_file()) for f in folders if f.is_dir()
-    }
+    sizes = {str(f): sum(p.stat().st_size for p in f.rglob("*") if p.is_file()) for f in folders if f.is_dir()}
     return tuple((name, size) for name, size in sizes.items() if size > 1e6)
 
 
@@ -276,9 +274,7 @@ def _presence(f: Facts) -> Iterator[Finding]:
         text = "this is a TPU runtime, and torch speaks CUDA: choose a GPU runtime"
         yield Finding("FAIL", "WRONG_ACCELERATOR", text)
     elif f.cuda is None and f.nvidia_present:
-        text = (
-            f"torch {f.torch} is a CPU-only wheel on a machine with a GPU: get the platform's own torch back"
-        )
+        text = f"torch {f.torch} is a CPU-only wheel on a machine with a GPU: get the platform's own torch back"
         yield Finding("FAIL", "CPU_ONLY_WHEEL", f"{text} (Colab: disconnect and delete the runtime)")
     elif hidden is not None and (hidden.strip() in ("", "-1") or f.nvidia_present):
         text = f"CUDA_VISIBLE_DEVICES={hidden!r} hides the GPU: remove it and restart the runtime"
@@ -300,9 +296,7 @@ def _device(f: Facts) -> Iterator[Finding]:
     chip = f"{device.name} (sm_{device.capability[0]}{device.capability[1]})"
     trouble = ""
     if f.architectures and not runs_on(f.architectures, device.capability):
-        trouble = (
-            f"torch {f.torch} has no kernels for {chip}, only {' '.join(f.architectures)}: each operation "
-        )
+        trouble = f"torch {f.torch} has no kernels for {chip}, only {' '.join(f.architectures)}: each operation "
         trouble += "fails although is_available() is true. Choose a T4 or L4, or a torch wheel for CUDA 12.6"
     elif newest and int((f.cuda or "0").split(".")[0]) > newest[0]:
         trouble = f"the driver runs CUDA up to {newest[0]}.{newest[1]} and torch is built for {f.cuda}: "
@@ -324,9 +318,7 @@ def _device(f: Facts) -> Iterator[Finding]:
         text = f"{len(f.devices)} GPUs, and a run uses the first: give the next its own process and series"
         yield Finding("note", "", f"{text} (CUDA_VISIBLE_DEVICES=1)")
     if f.bf16_claimed and device.capability < (8, 0):
-        yield Finding(
-            "note", "", "bf16 is emulated on this chip, whatever is_bf16_supported() says: use float16"
-        )
+        yield Finding("note", "", "bf16 is emulated on this chip, whatever is_bf16_supported() says: use float16")
     if device.capability < (8, 0):
         yield Finding("note", "", "no TF32 on this chip: the float32 matmul precision changes nothing here")
     if not f.cudnn_enabled or f.cudnn is None:
@@ -354,9 +346,7 @@ def _host(f: Facts) -> Iterator[Finding]:
         yield Finding("note", "", text)
     if f.disk_free < LOW_DISK:
         tell = "; ".join(f"{name} ({size / 1e9:.2f} GB)" for name, size in f.clearable)
-        cure = (
-            f"safe to delete, costs only compiling again: {tell}" if tell else "found nothing safe to delete"
-        )
+        cure = f"safe to delete, costs only compiling again: {tell}" if tell else "found nothing safe to delete"
         yield Finding("WARN", "", f"{f.disk_free / 1e9:.1f} GB of disk left; {cure}")
     else:
         yield Finding("ok", "", f"{f.disk_free / 1e9:.0f} GB of disk free")

@@ -53,9 +53,7 @@ def nvml_handles(nvml) -> list:
         if name == "-1":  # CUDA stops reading at the first number that is none of its devices
             break
         handles.append(
-            nvml.nvmlDeviceGetHandleByIndex(int(name))
-            if name.isdigit()
-            else nvml.nvmlDeviceGetHandleByUUID(name)
+            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
         )
     return handles
 

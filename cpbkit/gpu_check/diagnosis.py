@@ -1,0 +1,271 @@
+"""From the numbers of one training step to a verdict, the ceiling of each fix, and advice: pure."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The thresholds; they travel with every verdict."""
+
+    least_excess: float = 0.10  # a ratio must exceed 1 by this, and by `sigmas` spreads
+    sigmas: float = 3.0
+    copy_share: float = 0.15  # of the device time: above, copies are the reason
+    filled_share: float = 0.30  # of the multiprocessors: below, the device waits for its own latency
+    steps_share: float = 0.70  # of the wall time: below, the time goes elsewhere than into steps
+    doubling: float = 1.25  # device time of twice the batch, as a ratio: below, the device has room
+    least_gain: float = 1.10  # a fix that cannot gain this is not advised
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What was measured for one optimiser step: medians, in ms. NaN means not known."""
+
+    loop: float  # W: the person's loop, loader and copies included
+    cached: float  # N: the same step on one batch that lies on the host
+    host: float  # H: what Python and the driver need to enqueue it
+    device: float  # D: what the device needs when everything is enqueued
+    resident: float = NAN  # N with the batch already on the device
+    loader: float = 0.0  # L: the loader alone
+    copy: float = 0.0  # C: host to device, within D
+    kernels: float = 0.0  # K: launches; on a CPU, operator calls
+    waits: float = 0.0  # S: times the host waits for the device
+    filled: float = NAN  # share of the multiprocessors with work while the device works
+    doubling: float = NAN  # device time of twice the batch over D
+    arithmetic: float = NAN  # the step's FLOP at the chip's stated peak of its precision
+    optimizer_share: float = 0.0  # of H, spent in an optimiser that walks tensor by tensor
+    steps_share: float = 1.0  # of the wall time of what was timed, spent in steps
+    growth: float = 0.0  # bytes of live memory a step, where it grows steadily
+    spread: float = 0.0  # relative standard deviation, robust, the largest of the blocks of W and N
+    batch: int = 0  # samples a step
+    workers: int = 0  # of the loader
+    rnn: str = ""  # "" none | cudnn persistent | cudnn standard | native | cells
+    precision: str = "float32"
+    capability: tuple[int, int] = (0, 0)  # of the chip; (0, 0) is a CPU
+    serial: bool = False  # host and device are the same processor: times add up
+    misplaced: tuple[str, ...] = ()  # tensors on another device than the model should use
+    wait_lines: tuple[str, ...] = ()  # where in the person's code the waits are
+
+    def __post_init__(self):
+        for name in ("loop", "cached", "host", "device"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a positive time in ms; got {value!r}")
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A cure, and the most it could gain in this loop."""
+
+    name: str
+    ceiling: float  # speed now 1; NaN where only a trial can tell
+    note: str  # why, or why not
+    advised: bool
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict with what supports it; `beside` holds findings that come on top."""
+
+    verdict: str
+    reason: str  # a finer name, or ""
+    text: str  # one sentence for a person
+    evidence: tuple[str, ...]
+    fixes: tuple[Fix, ...]
+    beside: tuple[str, ...]
+    policy: Policy
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+
+VERDICTS = {
+    "NO_GPU_RUNTIME": "There is no GPU in this runtime.",
+    "CPU_ONLY_WHEEL": "This torch cannot speak to a GPU.",
+    "ARCH_OR_DRIVER_MISMATCH": "This torch and this GPU or driver do not fit.",
+    "WRONG_ACCELERATOR": "This is another accelerator than the code is written for.",
+    "MODEL_OR_DATA_ON_CPU": "A part of the step lies on another device than the rest.",
+    "DEBUG_MODE_ON": "A debug mode is on, and what follows was measured under it.",
+    "THROTTLED_OR_SHARED": "The device is held down or shared.",
+    "GPU_IDLE_OUTSIDE_STEPS": "Most of the time does not go into training steps.",
+    "DATA_STARVED": "The loop waits for its batches.",
+    "SYNC_BOUND": "Host and device take turns: the host waits for the device in every step.",
+    "HOST_BOUND": "The host cannot start the work as fast as the device does it.",
+    "COPY_BOUND": "A good part of the device's time is copying from the host.",
+    "CUDNN_NOT_PERSISTENT": "The recurrent layers miss cuDNN's persistent kernels.",
+    "DEVICE_LATENCY_BOUND": "The device is busy and mostly empty: a step gives it too little at a time.",
+    "DEVICE_BOUND": "The device itself sets the pace: this is what it should look like.",
+    "INCONCLUSIVE": "The differences are within the noise of this measurement.",
+}
+STOPPERS = tuple(VERDICTS)[:4]  # nothing can be measured before these are cured
+CURES = {  # verdict -> the fixes that could cure it, the best first
+    "GPU_IDLE_OUTSIDE_STEPS": ("less between steps",),
+    "DATA_STARVED": ("data on the device",),
+    "SYNC_BOUND": ("no waits",),
+    "HOST_BOUND": ("library layer", "CUDA graph", "stack of series", "fused optimiser"),
+    "COPY_BOUND": ("no copies",),
+    "CUDNN_NOT_PERSISTENT": ("persistent width",),
+    "DEVICE_LATENCY_BOUND": ("larger batch", "stack of series"),
+    "DEVICE_BOUND": ("float16",),
+}
+
+
+def predict(n: Numbers, *, host=None, device=None, loader=None, lost=None) -> float:
+    """Predict the loop's time when some of its parts change.
+
+    On a GPU host and device overlap and the loader runs on the host: W = max(H + L, D) + lost, where what is
+    lost to waiting closes the sum. On a CPU nothing overlaps. Workers load beside the host.
+    """
+
+    def combine(h: float, d: float, load: float) -> float:
+        if n.serial:
+            return h + d + (0.0 if n.workers else load)
+        return max(h, d, load) if n.workers else max(h + load, d)
+
+    def other(new, old):
+        return old if new is None else new
+
+    lost_now = max(0.0, n.loop - combine(n.host, n.device, n.loader))
+    parts = combine(other(host, n.host), other(device, n.device), other(loader, n.loader))
+    return parts + other(lost, lost_now)
+
+
+def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
+    """Return fix -> (the most it could gain, why) for everything that applies to these numbers."""
+    launched = predict(n, host=0.0, lost=0.0)
+    fixes = {
+        "data on the device": (n.loop / n.cached, f"the loader costs {n.loop - n.cached:.3g} ms a step"),
+        "CUDA graph": (n.loop / launched, f"the device needs {n.device:.3g} ms of {n.loop:.3g}"),
+        "stack of series": (n.loop / launched, "many series a launch; a series, not a step, gets faster"),
+    }
+    if n.serial:
+        del fixes["CUDA graph"]
+    if n.rnn in ("cells", "native"):
+        fixes = {"library layer": (n.loop / launched, f"{n.kernels:,.0f} calls a step, written out"), **fixes}
+    if not n.serial:
+        fixes["no waits"] = (n.loop / predict(n, lost=0.0), f"{n.waits:.3g} waits a step")
+    if n.optimizer_share > 0:
+        host = n.host * (1 - n.optimizer_share)
+        fixes["fused optimiser"] = (
+            n.loop / predict(n, host=host),
+            f"{n.optimizer_share:.0%} of the host time",
+        )
+    if n.copy > 0:
+        fixes["no copies"] = (n.loop / predict(n, device=n.device - n.copy), f"copies take {n.copy:.3g} ms")
+    if math.isfinite(n.arithmetic) and n.precision == "float32" and n.capability >= (7, 0):
+        saved = min(n.arithmetic, n.device)
+        why = f"arithmetic is {n.arithmetic:.2g} ms of {n.loop:.3g}"
+        fixes["float16"] = (n.loop / predict(n, device=n.device - saved), why)
+    if n.steps_share < 1:
+        fixes["less between steps"] = (1 / n.steps_share, f"{1 - n.steps_share:.0%} of the time is elsewhere")
+    if n.rnn == "cudnn standard":
+        fixes["persistent width"] = (
+            NAN,
+            "a width up to 128, fixed windows, float32 or float16: time it again",
+        )
+    fixes["larger batch"] = (NAN, "for samples a second; look for the knee")
+    return fixes
+
+
+def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Policy | None = None) -> Diagnosis:
+    """Walk the tree, first match wins; environment: the codes of `environment.Report`.
+
+    A ratio between the least excess and the noise of its two numbers leads to INCONCLUSIVE, unless a later
+    and clear reason is found.
+    """
+    policy = policy or Policy()
+    verdict, reason, doubts = _find_verdict(n, dict(environment), policy)
+    evidence = list(_evidence(n))
+    if verdict == "DEVICE_BOUND" and doubts:
+        verdict, reason = "INCONCLUSIVE", doubts[0]
+    if doubts:
+        evidence.append(f"within the noise: {', '.join(doubts)}; measure longer, or on a quiet machine")
+    wanted = CURES.get(verdict, ())
+    fixes = []
+    if verdict not in STOPPERS:
+        for name, (ceiling, why) in list_ceilings(n).items():
+            reached = math.isnan(ceiling) or ceiling >= policy.least_gain
+            note = why if reached else f"not advised: at most {ceiling:.2f}x; {why}"
+            fixes.append(Fix(name, ceiling, note, reached and name in wanted))
+        fixes.sort(key=lambda f: (not f.advised, -f.ceiling if math.isfinite(f.ceiling) else 0))
+    beside = [f"{code}: {text}" for code, text in environment if code != verdict]
+    if n.growth > 0:
+        cause = "a list of losses, or a state carried along without detach()?"
+        beside.append(f"MEMORY_GROWTH: live memory grows by {n.growth / 1024:,.0f} KB a step: {cause}")
+    text = dict(environment).get(verdict) or VERDICTS[verdict]
+    return Diagnosis(verdict, reason, text, tuple(evidence), tuple(fixes), tuple(beside), policy)
+
+
+def _find_verdict(n: Numbers, found: dict[str, str], policy: Policy) -> tuple[str, str, list[str]]:
+    doubts: list[str] = []
+    for code in STOPPERS:
+        if code in found:
+            return code, "", doubts
+    if n.misplaced:
+        return "MODEL_OR_DATA_ON_CPU", n.misplaced[0], doubts
+    for code in ("DEBUG_MODE_ON", "THROTTLED_OR_SHARED"):
+        if code in found:
+            return code, "", doubts
+    if n.steps_share < policy.steps_share:
+        return "GPU_IDLE_OUTSIDE_STEPS", "", doubts
+
+    noise = policy.sigmas * math.sqrt(2) * n.spread
+
+    def exceeds(ratio: float, doubt: str) -> bool:
+        if ratio > 1 + max(policy.least_excess, noise):
+            return True
+        if ratio > 1 + policy.least_excess:
+            doubts.append(doubt)
+        return False
+
+    # A loader cannot cost more than it takes; half as much again, because it may compete for the same cores.
+    if exceeds(min(n.loop, n.cached + 1.5 * n.loader) / n.cached, "DATA_STARVED"):
+        return "DATA_STARVED", "WORKERS" if n.workers else "LOADER_ON_THE_HOST", doubts
+    busy = max(n.host, n.device)
+    if not n.serial and exceeds(n.cached / busy, "SYNC_BOUND"):
+        return "SYNC_BOUND", f"{n.waits:.3g} waits a step", doubts
+    if exceeds(n.host / n.device, "HOST_BOUND"):
+        return "HOST_BOUND", _host_reason(n), doubts
+    if n.copy > policy.copy_share * n.device:
+        return "COPY_BOUND", "", doubts
+    if n.rnn == "cudnn standard":
+        return "CUDNN_NOT_PERSISTENT", "", doubts
+    empty = n.filled < policy.filled_share if math.isfinite(n.filled) else n.doubling < policy.doubling
+    if empty and not n.serial:
+        return "DEVICE_LATENCY_BOUND", "", doubts
+    return "DEVICE_BOUND", _device_reason(n), doubts
+
+
+def _host_reason(n: Numbers) -> str:
+    if n.rnn in ("cells", "native"):
+        return "RNN_NOT_CUDNN"
+    if n.rnn == "cudnn standard":
+        return "CUDNN_NOT_PERSISTENT"
+    return "OPTIMIZER_FOR_LOOP" if n.optimizer_share > 0.25 else "MANY_SMALL_OPS"
+
+
+def _device_reason(n: Numbers) -> str:
+    if n.precision == "bfloat16" and (0, 0) < n.capability < (8, 0):
+        return "BF16_EMULATED"
+    if not math.isfinite(n.arithmetic) or n.capability == (0, 0):
+        return ""
+    if n.arithmetic < 0.3 * n.device:
+        return "BANDWIDTH"  # or latency; the arithmetic is not what takes the time
+    return "TENSOR_CORES_UNUSED" if n.precision == "float32" and n.capability >= (7, 0) else "COMPUTE"
+
+
+def _evidence(n: Numbers):
+    yield f"loop {n.loop:.3g} ms a step, on a cached batch {n.cached:.3g}, the loader alone {n.loader:.3g}"
+    if n.serial:
+        yield f"{n.kernels:,.0f} operator calls, about {n.host:.3g} ms to start; no GPU, so nothing overlaps"
+    else:
+        busy = f"busy {n.device / n.loop:.0%} at most"
+        yield f"the host needs {n.host:.3g} ms to enqueue a step, the device {n.device:.3g}: {busy}"
+        yield f"{n.kernels:,.0f} kernels, {n.waits:.3g} waits and {n.copy:.3g} ms of copies a step"
+    if n.wait_lines:
+        yield f"the host waits at {', '.join(n.wait_lines[:4])}"
+    if math.isfinite(n.filled):
+        yield f"the kernels fill {n.filled:.0%} of the multiprocessors"

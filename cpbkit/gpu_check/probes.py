@@ -1,0 +1,241 @@
+"""Measurements of the machine: clocks that know what "done" means, launch cost, copies, matrix products, RNN paths."""
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+
+from cpbkit.gpu_check.chips import find_chip
+from cpbkit.gpu_check.diagnosis import NAN
+from cpbkit.gpu_check.rnn_path import Recurrence, predict_path, read_path
+from cpbkit.gpu_check.trace import read_trace
+
+QUEUE = 700  # launches that surely fit into the driver's queue, which holds about 1000
+LONGEST_PLUG = 0.2  # s
+TRACED = 6  # steps under the profiler
+CYCLES = 10_000_000  # of the plug by which its rate is found
+
+
+class HostClock:
+    """Time where host and device are one processor."""
+
+    serial = True
+    can_plug = False
+
+    def now(self) -> float:
+        """Seconds, of the host."""
+        return time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Wait until nothing is under way: here nothing ever is."""
+
+    def memory(self) -> float:
+        """Bytes in live tensors; NaN where nobody counts them."""
+        return NAN
+
+
+class CudaClock(HostClock):
+    """Time on a CUDA device; the plug is a kernel that only waits."""
+
+    serial = False
+
+    def __init__(self):
+        # Private to torch, used by its own tests: there may be none one day.
+        self._sleep = getattr(torch.cuda, "_sleep", None)
+        self.can_plug = self._sleep is not None
+        if self.can_plug:
+            start = self.mark()
+            self._sleep(CYCLES)
+            end = self.mark()
+            self.synchronize()
+            self._rate = CYCLES / max(self.between(start, end), 1e-6)  # cycles a second
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def memory(self) -> float:
+        return float(torch.cuda.memory_allocated())
+
+    def mark(self):
+        """Put an event into the device's queue."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, start, end) -> float:
+        """Seconds between two events that have happened."""
+        return start.elapsed_time(end) / 1e3
+
+    def has_passed(self, event) -> bool:
+        return event.query()
+
+    def plug(self, seconds: float) -> None:
+        """Occupy the device."""
+        self._sleep(int(seconds * self._rate))
+
+    def trace(self, step: Callable[[], None]) -> list[dict]:
+        """Profile some steps; return the events in kineto's schema."""
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        plan = schedule(wait=1, warmup=2, active=TRACED, repeat=1)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan) as profiler:
+            for _ in range(TRACED + 3):
+                step()
+                profiler.step()
+            self.synchronize()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "trace.json")
+            profiler.export_chrome_trace(path)
+            with open(path, encoding="utf-8") as file:
+                return json.load(file)["traceEvents"]
+
+
+def make_clock(device: str) -> HostClock:
+    return CudaClock() if torch.device(device).type == "cuda" else HostClock()
+
+
+def time_block(clock, run: Callable[[], object], times: int = 1) -> float:
+    """Return seconds a call: one wait before and one after, never between."""
+    clock.synchronize()
+    begun = clock.now()
+    for _ in range(times):
+        run()
+    clock.synchronize()
+    return (clock.now() - begun) / times
+
+
+def find_middle(values: list[float]) -> tuple[float, float]:
+    """Return the median and the relative spread: the median absolute deviation in standard deviations of a normal."""
+    middle = median(values)
+    return middle, 1.4826 * median(abs(v - middle) for v in values) / middle if middle > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Plug:
+    """The plug test: all is enqueued while the device is held busy, so nothing waits for the host."""
+
+    host: float  # H in seconds; NaN where the test does not hold
+    device: float  # D
+    blocked: bool  # the host waited for the device: the step contains a wait
+    reason: str  # why it does not hold
+
+
+def run_plug(clock, step: Callable[[], object], kernels: float, expected: float) -> Plug:
+    """Measure H and D without a profiler; kernels and expected: launches and seconds of the host a step.
+
+    After NVBench's blocking kernel. It does not hold where the launches overflow the driver's queue.
+    """
+    if not clock.can_plug:
+        return Plug(NAN, NAN, False, "this torch has no kernel that only waits")
+    if kernels > QUEUE:
+        return Plug(NAN, NAN, False, f"{kernels:,.0f} launches a step overflow the queue of the driver")
+    for stretch in (3, 9):  # a host that comes back only when the plug ends, however long, was blocked
+        most = LONGEST_PLUG / (stretch * max(expected, 1e-6))
+        steps = max(1, min(int(QUEUE / max(kernels, 1)), int(most)))
+        clock.synchronize()
+        clock.plug(min(LONGEST_PLUG, max(0.002, stretch * steps * expected)))
+        first, begun = clock.mark(), clock.now()
+        for _ in range(steps):
+            step()
+        host, held, last = clock.now() - begun, not clock.has_passed(first), clock.mark()
+        clock.synchronize()
+        if held:
+            return Plug(host / steps, clock.between(first, last) / steps, False, "")
+    return Plug(NAN, NAN, True, "the host came back only when the plug had ended: the step waits for the device")
+
+
+def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
+    """Measure launches, copies and matrix products; values in µs, GB/s and TFLOP/s, named with their unit.
+
+    Where the chip is a named one, shares of its stated peaks come along.
+    """
+    clock, on_gpu = make_clock(device), torch.device(device).type == "cuda"
+    found: dict[str, float] = {}
+
+    def best(run: Callable[[], object], work: float) -> float:
+        """Return work a second of the fastest of a few runs."""
+        run()
+        budget, spent, fastest = seconds / 12, 0.0, math.inf
+        while spent < budget:
+            once = time_block(clock, run)
+            spent, fastest = spent + once, min(fastest, once)
+        return work / fastest
+
+    one = torch.ones(1, device=device)
+    found["launch µs"] = measure_call(clock, lambda: one.add_(1))
+    tracked = torch.ones(1, device=device, requires_grad=True)
+    found["launch with autograd µs"] = measure_call(clock, lambda: tracked.add(1))
+    a = torch.ones((256 if on_gpu else 16) << 18, device=device)  # 256 MB on a GPU
+    b = torch.empty_like(a)
+    found["copy GB/s"] = best(lambda: b.copy_(a), 2 * a.nbytes) / 1e9
+    if on_gpu:
+        for size in (1 << 16, 1 << 18, 1 << 26):
+            for pinned in (False, True):
+                source = torch.ones(size // 4, pin_memory=pinned)
+                target = torch.empty(size // 4, device=device)
+                name = f"to the device, {size >> 10} KB {'pinned' if pinned else 'pageable'} GB/s"
+                found[name] = best(lambda s=source, t=target: t.copy_(s, non_blocking=True), size) / 1e9
+    chip = find_chip(torch.cuda.get_device_name()) if on_gpu else None
+    n = 4096 if on_gpu else 512
+    for dtype in (torch.float32, torch.float16, torch.bfloat16) if on_gpu else (torch.float32,):
+        name = str(dtype).removeprefix("torch.")
+        x = torch.ones(n, n, device=device, dtype=dtype)
+        rate = best(lambda x=x: x @ x, 2.0 * n**3)
+        found[f"matmul {name} TFLOP/s"] = rate / 1e12
+        peak = {"float32": chip.float32, "float16": chip.float16}.get(name) if chip else None
+        if peak:
+            found[f"matmul {name}, share of the stated peak"] = rate / peak
+    if chip:
+        found["copy, share of the stated bandwidth"] = found["copy GB/s"] * 1e9 / chip.bandwidth
+    if on_gpu:
+        free, total = torch.cuda.mem_get_info()
+        found |= {"memory free GB": free / 1e9, "memory GB": total / 1e9}
+    return found
+
+
+def measure_call(clock, call: Callable[[], object]) -> float:
+    """Return the host's µs a call, the least of some blocks of 200: few enough never to fill the queue."""
+
+    def run() -> float:
+        clock.synchronize()
+        begun = clock.now()
+        for _ in range(200):
+            call()
+        return (clock.now() - begun) / 200
+
+    return min(run() for _ in range(8)) * 1e6
+
+
+def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
+    """Time forward and backward of a layer; on a GPU hold the predicted path against the kernels that ran."""
+    kind = {"lstm": nn.LSTM, "gru": nn.GRU}[r.mode]
+    dtype = getattr(torch, r.dtype)
+    layer = kind(r.inputs, r.hidden, r.layers, batch_first=True, bidirectional=r.bidirectional)
+    layer = layer.to(device, dtype)
+    x = torch.randn(r.batch, r.length, r.inputs, device=device, dtype=dtype)
+
+    def step() -> None:
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+
+    clock = make_clock(device)
+    step()
+    row = {"hidden": r.hidden, "ms": find_middle([time_block(clock, step) for _ in range(repeats)])[0] * 1e3}
+    if clock.serial:
+        return row | {"predicted": "", "ran": "", "kernels": NAN}
+    properties = torch.cuda.get_device_properties(device)
+    path = predict_path(
+        r, (properties.major, properties.minor), properties.multi_processor_count, torch.backends.cudnn.version()
+    )
+    try:
+        trace = read_trace(clock.trace(step))
+    except (ValueError, RuntimeError) as error:
+        return row | {"predicted": path.name, "ran": f"not seen: {error}", "kernels": NAN}
+    return row | {"predicted": path.name, "ran": read_path(trace.names), "kernels": trace.kernels}

@@ -1,0 +1,305 @@
+"""A host, a device and a loader in virtual time: faults with a known answer, to see how far verdicts can be trusted.
+
+One step is linear in max-plus algebra, so a step of thousands of launches costs one small product.
+"""
+
+import dataclasses
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from types import SimpleNamespace
+
+import torch
+
+from cpbkit.gpu_check.diagnosis import NAN, Numbers, Policy, decide
+from cpbkit.gpu_check.step import Step, measure
+
+# In µs, of the size that is usual on a cloud machine: launch to start, between kernels, and the call of a wait.
+LATENCY, GAP, WAIT = 6.0, 1.2, 12.0
+CLEAR, CLEAN = 1.25, 1.05  # a fault costs at least the one; where there is none, a ratio is below the other
+NEVER = float("-inf")
+FIX = {"DATA_STARVED": "data on the device", "SYNC_BOUND": "no waits", "HOST_BOUND": "CUDA graph",
+       "COPY_BOUND": "no copies"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of the host, and what it makes the device do; µs."""
+
+    host: float
+    kernel: float
+    waits: bool = False
+    filled: float = 1.0  # share of the multiprocessors
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training loop; µs a step."""
+
+    launches: tuple[Launch, ...]
+    python: float = 0.0  # of the host, outside launches
+    load: float = 0.0  # of the host for a batch, without workers
+    period: float = 0.0  # of the workers for a batch
+    receive: float = 0.0  # of the host for a batch of the workers
+    copy: float = 0.0  # of the device for a batch
+    copy_waits: bool = False
+
+
+class Machine:
+    """The clock of `step.measure`, and the loop itself, in virtual seconds."""
+
+    serial, can_plug = False, True
+
+    def __init__(self, workload: Workload):
+        self.workload = workload
+        self.host = self.device = self.ready = 0.0  # µs
+        self.events: list[dict] | None = None
+        self.steps = {copies: self._compose(copies) for copies in (False, True)}
+
+    def now(self) -> float:
+        return self.host * 1e-6
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def memory(self) -> float:
+        return NAN
+
+    def mark(self) -> float:
+        return max(self.device, self.host)
+
+    def between(self, start: float, end: float) -> float:
+        return (end - start) * 1e-6
+
+    def has_passed(self, mark: float) -> bool:
+        return mark <= self.host
+
+    def plug(self, seconds: float) -> None:
+        self.device = max(self.device, self.host + LATENCY) + seconds * 1e6
+
+    def census(self) -> SimpleNamespace:
+        launches = self.workload.launches
+        waits = ["loop.py:1"] * (sum(x.waits for x in launches) + self.workload.copy_waits)
+        counted = {"kernels": len(launches), "waits": waits, "live": [], "gates": 0, "recurrences": []}
+        return SimpleNamespace(optimizer_kernels=0, **counted)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        while True:
+            w = self.workload
+            self.host += w.load
+            if w.period:
+                self.ready = max(self.ready, self.host - 4 * w.period) + w.period  # workers run a little ahead
+                self.host = max(self.host, self.ready) + w.receive
+            yield torch.zeros(1)
+
+    def train(self, batch: torch.Tensor) -> None:
+        if self.events is not None:
+            self._record(copies=not batch.is_meta)
+            return
+        (hh, hd), (dh, dd) = self.steps[not batch.is_meta]
+        self.host, self.device = (
+            max(self.host + hh, self.device + hd),
+            max(self.host + dh, self.device + dd),
+        )
+
+    def _calls(self, copies: bool) -> Iterator[Launch]:
+        w = self.workload
+        if copies and w.copy:
+            yield Launch(8.0, w.copy, w.copy_waits)
+        yield dataclasses.replace(w.launches[0], host=w.launches[0].host + w.python)
+        yield from w.launches[1:]
+
+    def _compose(self, copies: bool) -> list[list[float]]:
+        """Return the step as a matrix: new (host, device) = max over old of old + entry."""
+        columns = []
+        for host, device in ((0.0, NEVER), (NEVER, 0.0)):
+            for call in self._calls(copies):
+                host += call.host
+                device = max(host + LATENCY, device + GAP) + call.kernel
+                if call.waits:
+                    host = max(host, device) + WAIT
+            columns.append((host, device))
+        return [[columns[0][i], columns[1][i]] for i in (0, 1)]
+
+    def _record(self, copies: bool) -> None:
+        begun, number = self.host, len(self.events)
+        for i, call in enumerate(self._calls(copies)):
+            runtime = {"ph": "X", "cat": "cuda_runtime", "args": {"correlation": number + i}}
+            self.events.append(runtime | {"name": "cudaLaunchKernel", "ts": self.host, "dur": call.host})
+            self.host += call.host
+            start = max(self.host + LATENCY, self.device + GAP)
+            is_copy = copies and self.workload.copy and i == 0
+            kind = {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)"} if is_copy else {"cat": "kernel"}
+            work = {"ph": "X", "name": "kernel", "ts": start, "dur": call.kernel}
+            self.events.append(work | {"args": {"blocks per SM": call.filled, "correlation": number + i}} | kind)
+            self.device = start + call.kernel
+            if call.waits:
+                begun_wait, self.host = self.host, max(self.host, self.device) + WAIT
+                wait = {"name": "cudaStreamSynchronize", "ts": begun_wait, "dur": self.host - begun_wait}
+                self.events.append(runtime | wait)
+        step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", "ts": begun}
+        self.events.append(step | {"dur": self.host - begun})
+
+    def trace(self, step) -> list[dict]:
+        step()
+        self.synchronize()
+        self.events = []
+        step()
+        step()
+        events, self.events = self.events, None
+        self.synchronize()
+        return events
+
+
+def run_loop(workload: Workload, loads: bool = True, steps: int = 40) -> float:
+    """Return the exact time of a step in the steady loop, µs."""
+    machine = Machine(workload)
+    batches = machine.batches() if loads else None
+    half = 0.0
+    for i in range(2 * steps):
+        machine.train(next(batches) if batches else torch.zeros(1))
+        if i == steps - 1:
+            half = max(machine.host, machine.device)
+    return (max(machine.host, machine.device) - half) / steps
+
+
+def cure(w: Workload, verdict: str) -> Workload:
+    """Return the workload with the cure of a verdict applied."""
+    if verdict == "DATA_STARVED":
+        return dataclasses.replace(w, load=0.0, period=0.0, receive=0.0)
+    if verdict == "SYNC_BOUND":
+        free = tuple(dataclasses.replace(x, waits=False) for x in w.launches)
+        return dataclasses.replace(w, launches=free, copy_waits=False)
+    if verdict == "HOST_BOUND":  # a graph: one launch replays them all
+        whole = Launch(20.0, sum(x.kernel + GAP for x in w.launches))
+        return dataclasses.replace(w, launches=(whole,), python=0.0, copy_waits=False)
+    return dataclasses.replace(w, copy=0.0)
+
+
+def find_truth(w: Workload, policy: Policy) -> tuple[str, float, float]:
+    """Try all cures in the order of the tree: (the verdict, what its cure gains, how clear the case is).
+
+    The clearness is the ratio of times at the verdict's own stage, 1 where an earlier stage is not quite clean:
+    a loop with one clear fault, or with none, is what a verdict can be held against.
+    """
+    cached, free = run_loop(w, loads=False), run_loop(cure(w, "SYNC_BOUND"), loads=False)
+    stages = {
+        "DATA_STARVED": run_loop(w) / cached,
+        "SYNC_BOUND": cached / free,
+        "HOST_BOUND": free / run_loop(cure(w, "HOST_BOUND"), loads=False),
+    }
+    for verdict, ratio in stages.items():
+        if ratio > 1 + policy.least_excess:
+            return verdict, run_loop(w) / run_loop(cure(w, verdict)), ratio
+        if ratio > CLEAN:
+            return verdict, NAN, 1.0
+    device = sum(x.kernel + GAP for x in w.launches) + w.copy
+    if w.copy > policy.copy_share * device:
+        return "COPY_BOUND", run_loop(w) / run_loop(cure(w, "COPY_BOUND")), device / (device - w.copy)
+    filled = sum(x.filled * x.kernel for x in w.launches) / sum(x.kernel for x in w.launches)
+    return ("DEVICE_LATENCY_BOUND" if filled < policy.filled_share else "DEVICE_BOUND"), NAN, CLEAR
+
+
+def _small(r: random.Random, count: int, filled: float = 0.05) -> tuple[Launch, ...]:
+    return tuple(Launch(r.uniform(5, 12), r.uniform(2, 5), filled=filled) for _ in range(count))
+
+
+def _large(r: random.Random, count: int) -> tuple[Launch, ...]:
+    return tuple(Launch(r.uniform(10, 16), r.uniform(200, 1200), filled=r.uniform(0.6, 1)) for _ in range(count))
+
+
+def _persistent(r: random.Random) -> tuple[Launch, ...]:
+    layers = tuple(Launch(r.uniform(60, 140), r.uniform(250, 900), filled=0.1) for _ in range(2 * r.randint(1, 2)))
+    return layers + _small(r, r.randint(10, 30), 0.1)
+
+
+def _waiting(launches: tuple[Launch, ...], every: int) -> tuple[Launch, ...]:
+    return tuple(dataclasses.replace(x, waits=(i + 1) % every == 0) for i, x in enumerate(launches))
+
+
+SCENARIOS = {
+    "healthy": lambda r: Workload(_large(r, 30) + _small(r, 12), load=r.uniform(50, 600), copy=20),
+    "cell written out": lambda r: Workload(_small(r, r.randint(1500, 4000)), load=r.uniform(100, 800), copy=15),
+    "many small layers": lambda r: Workload(_small(r, r.randint(80, 400)), r.uniform(100, 800), r.uniform(20, 150)),
+    "nn.LSTM, small batch": lambda r: Workload(_persistent(r), load=r.uniform(20, 80), copy=10),
+    "item() every step": lambda r: Workload(
+        (*_small(r, r.randint(60, 200)), *_large(r, r.randint(1, 4)), Launch(15, r.uniform(300, 900), waits=True)),
+        r.uniform(0, 400),
+        r.uniform(10, 60),
+    ),
+    "item() in the time loop": lambda r: Workload(_waiting(_small(r, 1200), 4), load=50, copy=10),
+    "per-sample loader": lambda r: Workload(_persistent(r), load=r.uniform(2500, 12000), copy=15),
+    "workers for bars in memory": lambda r: Workload(_persistent(r), period=r.uniform(3000, 7500), receive=150),
+    "CUDA_LAUNCH_BLOCKING": lambda r: Workload(_waiting(_persistent(r) + _small(r, 80), 1), load=30, copy=10),
+    "windows copied from the host": lambda r: Workload(
+        _large(r, 8) + _small(r, 10), load=r.uniform(20, 60), copy=r.uniform(2000, 9000)
+    ),
+}
+
+
+@dataclass
+class Score:
+    """How the verdicts did against the truth."""
+
+    right: int = 0
+    undecided: int = 0
+    wrong: int = 0
+    errors: list[float] = field(default_factory=list)  # predicted over true gain, minus 1
+    verdicts: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))  # scenario -> verdicts
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / (self.right + self.undecided + self.wrong)
+
+    def to_dict(self) -> dict:
+        """JSON-safe: shares, and the 5 %, 50 % and 95 % points of the error of the predicted gain."""
+        cuts = quantiles(self.errors, n=20)
+        total = self.right + self.undecided + self.wrong
+        error = {"5%": cuts[0], "median": median(self.errors), "95%": cuts[-1]}
+        within = sum(abs(e) <= 0.15 for e in self.errors) / len(self.errors)
+        return {
+            "loops": total,
+            "right": self.right / total,
+            "inconclusive": self.undecided / total,
+            "wrong": self.wrong / total,
+            "gain error": error,
+            "gain within 15 %": within,
+            "verdicts": {name: dict(counts) for name, counts in self.verdicts.items()},
+        }
+
+
+def jitter(n: Numbers, r: random.Random, size: float) -> Numbers:
+    """Blur every measured time by a normal error of relative size `size`, and state the spread it gives."""
+    times = ("loop", "cached", "host", "device", "loader", "copy")
+    blurred = {name: getattr(n, name) * max(0.1, r.gauss(1, size)) for name in times}
+    return dataclasses.replace(n, spread=size, **blurred)
+
+
+def score_verdicts(loops: int = 40, size: float = 0.05, seed: int = 0) -> Score:
+    """Diagnose `loops` random loops of every scenario from blurred numbers, and hold them against the truth.
+
+    The truth comes from trying each cure in the simulator, not from the numbers the verdict is made of.
+    """
+    r, policy, score = random.Random(seed), Policy(), Score()
+    for name, draw in SCENARIOS.items():
+        for _ in range(loops):
+            truth, gain, clearness = "", NAN, 1.0
+            while clearness < CLEAR:
+                workload = draw(r)
+                truth, gain, clearness = find_truth(workload, policy)
+            machine = Machine(workload)
+            step = Step(machine.train, machine.batches, device="meta", workers=2 if workload.period else 0)
+            found = decide(jitter(measure(step, machine, seconds=1e6).numbers, r, size), policy=policy)
+            score.verdicts[name][found.verdict] += 1
+            if found.verdict == truth:
+                score.right += 1
+                if truth in FIX:
+                    ceiling = next(f.ceiling for f in found.fixes if f.name == FIX[truth])
+                    score.errors.append(ceiling / gain - 1)
+            elif found.verdict == "INCONCLUSIVE":
+                score.undecided += 1
+            else:
+                score.wrong += 1
+    return score

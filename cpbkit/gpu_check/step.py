@@ -1,0 +1,296 @@
+"""One training step of a person's loop, and its numbers: W, N, H, D, L, C, K and S."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from cpbkit.errors import CpbkitError
+from cpbkit.gpu_check.census import Census
+from cpbkit.gpu_check.diagnosis import NAN, Numbers
+from cpbkit.gpu_check.guard import preserved
+from cpbkit.gpu_check.monitor import growth
+from cpbkit.gpu_check.probes import find_middle, make_clock, measure_call, run_plug, time_block
+from cpbkit.gpu_check.rnn_path import read_path
+from cpbkit.gpu_check.trace import Trace, read_trace
+
+BLOCKS = 7  # of steps of each kind, interleaved
+COUNTED = 12  # steps under the census
+AHEAD = 3  # batches a worker may have ready: PyTorch's prefetch_factor, and one in hand
+KERNEL_GAP = 1e-3  # ms between two kernels, which the union of their intervals leaves out
+GATES = 40  # sigmoids and tanhs a step that betray a recurrence written out
+
+
+class StepFailed(CpbkitError):
+    """A step that could not be measured; the message names the phase."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step of a person's loop."""
+
+    train: Callable[[Any], Any]  # takes a batch as the loader gives it; may return the loss
+    batches: Callable[[], Iterable] | None = None  # a fresh pass over the loader; None: train gets None
+    model: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    name: str = "step"
+    device: str = ""  # "" takes the GPU where there is one
+    samples: int = 0  # a batch; 0 takes the length of its first tensor
+    workers: int = 0  # of the loader
+    variants: dict[str, "Step"] = field(default_factory=dict)  # fix -> the step with it applied
+    stacked: Callable[[int], "Step"] | None = None  # the same step for n series at once
+
+    @property
+    def place(self) -> str:
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of a step, how H and D were had, and what was odd."""
+
+    numbers: Numbers
+    method: str
+    problems: tuple[str, ...]
+
+
+def measure(step: Step, clock=None, seconds: float = 20.0) -> Measured:
+    """Measure a step within about `seconds`, and leave what the person owns as it was.
+
+    Raises StepFailed, with the phase, for a step that raises, whose loss is not finite, or that is too slow.
+    """
+    with preserved(step.train, step.batches, step.model, step.optimizer) as notes:
+        measured = _measure(step, clock or make_clock(step.place), seconds)
+    problems = list(measured.problems)
+    if notes.printed.strip():
+        first = notes.printed.strip().splitlines()[0][:60]
+        problems.append(f"the step prints, which costs time in every loop: {first!r}")
+    if notes.moved:
+        problems.append(f"the step moved {len(notes.moved)} tensors ({notes.moved[0]}); they are back in place")
+    return replace(measured, problems=tuple(problems))
+
+
+def _measure(step: Step, clock, seconds: float) -> Measured:
+    with _phase("first batch"):
+        feed = _Feed(step.batches)
+        batch = feed()
+        resident = to_device(batch, step.place)
+    with _phase("first step"):
+        once = min(time_block(clock, lambda: _check(step.train(batch))) for _ in range(2))
+    if once > seconds / 8:
+        raise StepFailed(
+            f"one step takes {once:.1f} s, seen in the phase 'first step'; a diagnosis needs more than thirty: "
+            f"hand over a smaller step, or more than {seconds:.0f} seconds"
+        )
+    with _phase("warm-up"):
+        each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
+    census = clock.census() if hasattr(clock, "census") else take_census(step, batch)
+    runs = {"loop": lambda: step.train(feed()), "cached": lambda: step.train(batch)}
+    if step.batches is None:
+        del runs["loop"]
+    if not clock.serial:
+        runs["resident"] = lambda: step.train(resident)
+    steps = max(1, min(20, int(seconds * 0.4 / (each * BLOCKS * len(runs)))))
+    times: dict[str, list[float]] = {kind: [] for kind in runs}
+    memory = []
+    for _ in range(BLOCKS):
+        for kind, run in runs.items():
+            with _phase(kind):
+                for _ in range(AHEAD * step.workers if kind == "loop" else 0):
+                    run()  # batches the workers had ready from the pause: they would flatter the loop
+                times[kind].append(time_block(clock, run, steps))
+            memory.append(clock.memory() / steps)  # so that the slope is one a step
+    middle = {kind: find_middle(values) for kind, values in times.items()}
+    loader = 0.0
+    if step.batches:
+        with _phase("loader"):
+            loader = find_middle([time_block(clock, feed, steps) for _ in range(3)])[0]
+    cached = middle["cached"][0] * 1e3
+    slope, leaks = growth(census.live[2:] if clock.serial else memory[len(runs) :])
+    numbers = Numbers(
+        loop=middle.get("loop", middle["cached"])[0] * 1e3,
+        cached=cached,
+        host=cached,
+        device=cached,
+        resident=middle["resident"][0] * 1e3 if "resident" in middle else NAN,
+        loader=loader * 1e3,
+        kernels=census.kernels,
+        waits=len(census.waits),
+        optimizer_share=census.optimizer_kernels / max(census.kernels, 1),
+        growth=slope if leaks else 0.0,
+        spread=max(spread for _, spread in middle.values()),
+        batch=step.samples or count_samples(batch),
+        workers=step.workers,
+        rnn="cells" if census.gates >= GATES and not census.recurrences else "",
+        capability=torch.cuda.get_device_capability() if step.place.startswith("cuda") else (0, 0),
+        serial=clock.serial,
+        misplaced=tuple(find_misplaced(step.model, None, step.optimizer, step.place)),
+        wait_lines=tuple(dict.fromkeys(census.waits)),
+    )
+    with _phase("enqueue"):
+        if clock.serial:
+            return _split_serial(clock, numbers)
+        return _split_device(clock, numbers, step, batch, resident)
+
+
+def _split_serial(clock, n: Numbers) -> Measured:
+    """Share a step of a CPU between starting operators and computing: calls x the cost of an empty call."""
+    tracked = torch.ones(1, requires_grad=True)
+    cost = measure_call(clock, lambda: tracked.add(1))
+    host = min(n.kernels * cost / 1e3, 0.95 * n.cached)
+    method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, the rest is arithmetic"
+    return Measured(replace(n, host=max(host, 1e-6), device=max(n.cached - host, 1e-6)), method, ())
+
+
+def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
+    problems = []
+    plug = run_plug(clock, lambda: step.train(resident), n.kernels, n.resident / 1e3)
+    try:
+        trace: Trace | None = read_trace(clock.trace(lambda: step.train(batch)))
+    except (ValueError, RuntimeError) as error:
+        trace = None
+        problems.append(f"no trace: {error}")
+    if trace:
+        n = replace(n, kernels=trace.kernels, copy=trace.copy, filled=trace.filled, waits=max(n.waits, trace.waits))
+        n = replace(n, rnn=read_path(trace.names) or n.rnn)
+    elif any(isinstance(t, Tensor) for t in tree_leaves(batch)):
+        n = replace(n, copy=time_block(clock, lambda: to_device(batch, step.place), 20) * 1e3)
+    if not plug.reason:
+        n = replace(n, host=plug.host * 1e3, device=plug.device * 1e3 + n.copy)
+        if trace is None:
+            n = replace(n, doubling=_double(clock, step, resident, plug, n))
+        method = "plug test" + (f"; the profiler says D {trace.device:.3g} ms" if trace else "")
+    elif trace:
+        device = trace.device + trace.kernels * KERNEL_GAP
+        n = replace(n, host=max(n.cached - trace.waiting, 1e-6), device=device)
+        method = f"profiler, because {plug.reason}"
+    else:
+        raise StepFailed(f"neither way to tell host from device worked: {plug.reason}; {problems[0]}")
+    if plug.blocked and not n.waits:
+        problems.append("the host waits for the device where torch's own list of waits shows none")
+        n = replace(n, waits=1)
+    return Measured(n, method, tuple(problems))
+
+
+def _double(clock, step: Step, resident, plug, n: Numbers) -> float:
+    """Return the device time of twice the batch over that of one; NaN where the step does not take it."""
+    twice = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, resident)
+    try:
+        doubled = run_plug(clock, lambda: step.train(twice), n.kernels, n.resident / 1e3)
+    except (RuntimeError, ValueError):
+        return NAN
+    return doubled.device / plug.device
+
+
+def _check(loss) -> None:
+    if isinstance(loss, Tensor) and not bool(torch.isfinite(loss.detach()).all()):
+        raise StepFailed("the loss is not finite, seen in the phase 'first step': its speed is of no use")
+    if isinstance(loss, float) and not math.isfinite(loss):
+        raise StepFailed(f"the loss is {loss}, seen in the phase 'first step': its speed is of no use")
+
+
+def _warm_up(clock, run: Callable[[], object], seconds: float) -> float:
+    """Run until the rolling median is flat within 3 %; return the seconds of a step."""
+    recent: list[float] = []
+    while sum(recent) < seconds:
+        recent.append(time_block(clock, run))
+        if len(recent) >= 10 and median(recent[-5:]) > 0.97 * median(recent[-10:-5]):
+            break
+    return max(median(recent[-5:]), 1e-6)
+
+
+@contextlib.contextmanager
+def _phase(name: str) -> Iterator[None]:
+    try:
+        yield
+    except StepFailed:
+        raise
+    except Exception as error:
+        raise StepFailed(f"the step failed in the phase {name!r}: {type(error).__name__}: {error}") from error
+
+
+class _Feed:
+    """The person's loader, started again when it ends."""
+
+    def __init__(self, batches: Callable[[], Iterable] | None):
+        self.batches = batches or (lambda: itertools.repeat(None))
+        self.iterator = iter(self.batches())
+
+    def __call__(self):
+        for _ in range(2):
+            for batch in self.iterator:
+                return batch
+            self.iterator = iter(self.batches())
+        raise StepFailed("the loader gave no batch in two passes")
+
+
+def take_census(step: Step, batch) -> Census:
+    """Count over some steps; the census comes back with the kernels, waits and gates of the last one."""
+    census, seen = Census(), []
+    hooks = census.watch(step.optimizer) if step.optimizer is not None else []
+    try:
+        with _phase("counting"), census:
+            for _ in range(COUNTED):
+                seen = [census.kernels, census.gates, census.optimizer_kernels, len(census.waits)]
+                step.train(batch)
+                census.end_step()
+                if census.kernels > 20_000:
+                    break  # thousands of calls a step: few steps say enough, and more take long
+    finally:
+        for hook in hooks:
+            hook.remove()
+    census.kernels, census.gates = census.kernels - seen[0], census.gates - seen[1]
+    census.optimizer_kernels, census.waits = census.optimizer_kernels - seen[2], census.waits[seen[3] :]
+    return census
+
+
+def to_device(batch, device: str):
+    """Move every tensor of a batch."""
+    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
+
+
+def count_samples(batch) -> int:
+    """Return the length of the first tensor of a batch."""
+    return next((len(t) for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), 0)
+
+
+def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[str]:
+    """Name every tensor that is not on `device`: parameters, buffers, plain attributes, state, batch.
+
+    Plain attributes are those that `module.to()` leaves behind. The step count of an optimiser may stay on the
+    host; so may a tensor without dimensions.
+    """
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules() if model is not None else ():
+        held = {**module._parameters, **module._buffers, **vars(module)}
+        for name, value in held.items():
+            if isinstance(value, Tensor):
+                tensors[f"{prefix}.{name}".strip(".")] = value
+    for state in optimizer.state.values() if optimizer is not None else ():
+        tensors.update({f"optimiser {name}": t for name, t in state.items() if isinstance(t, Tensor) and t.dim()})
+    tensors.update({f"batch[{i}]": t for i, t in enumerate(tree_leaves(batch)) if isinstance(t, Tensor)})
+    wanted = torch.device(device)
+
+    def is_there(tensor: Tensor) -> bool:
+        same_index = wanted.index is None or tensor.device.index in (None, wanted.index)
+        return tensor.dim() == 0 or (tensor.device.type == wanted.type and same_index)
+
+    return [f"{name} is on {tensor.device}" for name, tensor in tensors.items() if not is_there(tensor)]
+
+
+def check_on_device(model, batch=None, optimizer=None, device: str = "cuda") -> None:
+    """Raise CpbkitError with the names of the tensors that are not on `device`."""
+    wrong = find_misplaced(model, batch, optimizer, device)
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise CpbkitError(
+            f"every tensor must be on {device}; {'; '.join(wrong[:5])}{more}. "
+            "Use model.to(device), register_buffer for constants, and batch.to(device)"
+        )

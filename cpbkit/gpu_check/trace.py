@@ -1,0 +1,68 @@
+"""A profiler trace in the schema of kineto, read into the few numbers a verdict needs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+NAN = float("nan")
+DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # the last two: older traces
+HOST_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Per step, times in ms."""
+
+    steps: int
+    device: float  # union of the intervals in which the device worked
+    kernels: float
+    copy: float  # host to device
+    waits: float  # number of waits of the host
+    waiting: float  # the host's time in them
+    filled: float  # share of the multiprocessors with work while kernels ran
+    slack: float  # median µs from the end of a launch to the start of its kernel: small when host-bound
+    names: tuple[str, ...]  # of the kernels
+
+
+def read_trace(events: Iterable[dict]) -> Trace:
+    """Read the `traceEvents` of a chrome trace; raises ValueError where no kernel was recorded.
+
+    Steps are the `ProfilerStep#` annotations; what lies outside them is left out.
+    """
+    events = [e for e in events if e.get("ph") == "X" and "ts" in e]
+    marks = [e for e in events if str(e.get("name", "")).startswith("ProfilerStep#") and _kind(e) not in DEVICE_WORK]
+    marks = [e for e in marks if _kind(e) != "gpu_user_annotation"]
+    if not marks:
+        raise ValueError("a trace needs ProfilerStep annotations; got none")
+    first, last = min(e["ts"] for e in marks), max(e["ts"] + e["dur"] for e in marks)
+    work = sorted((e for e in events if _kind(e) in DEVICE_WORK and first <= e["ts"]), key=lambda e: e["ts"])
+    kernels = [e for e in work if _kind(e) == "kernel"]
+    if not kernels:
+        raise ValueError("the profiler recorded no kernel: its access to the device (CUPTI) failed, or no GPU ran")
+    union, end = 0.0, 0.0
+    for e in work:
+        union += max(0.0, e["ts"] + e["dur"] - max(end, e["ts"]))
+        end = max(end, e["ts"] + e["dur"])
+    copies = sum(e["dur"] for e in work if "HtoD" in e["name"])
+    runtime = [e for e in events if _kind(e) in ("cuda_runtime", "runtime") and first <= e["ts"] <= last]
+    waits = [e for e in runtime if e["name"] in HOST_WAITS]
+    spent = sum(e["dur"] for e in kernels)
+    blocks = [(min(e["args"].get("blocks per SM", NAN), 1.0), e["dur"]) for e in kernels if "args" in e]
+    launches = {e["args"]["correlation"]: e["ts"] + e["dur"] for e in runtime if "correlation" in e.get("args", {})}
+    slack = [e["ts"] - launches[c] for e in kernels if (c := e.get("args", {}).get("correlation")) in launches]
+    n = len(marks)
+    return Trace(
+        steps=n,
+        device=union / n / 1e3,
+        kernels=len(kernels) / n,
+        copy=copies / n / 1e3,
+        waits=len(waits) / n,
+        waiting=sum(e["dur"] for e in waits) / n / 1e3,
+        filled=sum(share * dur for share, dur in blocks) / spent if len(blocks) == len(kernels) else NAN,
+        slack=median(slack) if slack else NAN,
+        names=tuple(sorted({e["name"] for e in kernels})),
+    )
+
+
+def _kind(event: dict) -> str:
+    return str(event.get("cat", "")).lower()
