@@ -28,13 +28,14 @@ STEP_MS = {"15m": 900_000, "1h": 3_600_000, "4h": 14_400_000, "1d": 86_400_000, 
 MICROSECONDS_FROM = 1_735_689_600_000  # 2025-01-01: spot files only
 HEADER_FROM = "2025-02"  # futures files only
 HEADER = (
-    "open_time,open,high,low,close,volume,close_time,quote_volume,count,"
-    "taker_buy_volume,taker_buy_quote_volume,ignore"
+    "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,ignore"
 )
 FILE = re.compile(
     r"^/data/(?P<market>spot|futures/um)/(?P<span>monthly|daily)/klines/(?P<symbol>\w+)/(?P<interval>\w+)/"
     r"(?P=symbol)-(?P=interval)-(?P<date>[\d-]+)\.zip(?P<sum>\.CHECKSUM)?$"
 )
+RETRY_AFTER = "0"  # s
+BOMB = 3 << 20  # bytes
 FAULTS = (
     "404 403 418 451 429 500 503 short reset slow wrong_sha garbage bomb escape html two_members encrypted"
 ).split()
@@ -90,6 +91,11 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    @property
+    def rest_url(self) -> str:
+        """Another name of the same server: to a client it is another host."""
+        return f"http://localhost:{self.server_address[1]}"
+
     def handle_error(self, request, client_address):
         """Say nothing: clients that hang up are what the tests are about."""
 
@@ -106,7 +112,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
             rows = [r for r in near if day_of(r).startswith(date)]
         if not rows:
             return None
-        if market == "spot" and int(rows[0][0]) >= MICROSECONDS_FROM:
+        if f"{name}.zip" not in self.edited and market == "spot" and int(rows[0][0]) >= MICROSECONDS_FROM:
             rows = [[r[0] + "000", *r[1:6], r[6] + "999", *r[7:]] for r in rows]
         text = io.StringIO()
         if market != "spot" and date >= HEADER_FROM:
@@ -129,6 +135,7 @@ def zipped(members: dict[str, str]) -> bytes:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for the acknowledgement of its header
     server: ArchiveServer
 
     def do_GET(self):
@@ -140,7 +147,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(self.server.delay)
         url = urllib.parse.urlsplit(self.path)
         if fault and fault.kind.isdigit():
-            headers = {"Retry-After": "0"} if fault.kind in ("429", "418") else {}
+            headers = {"Retry-After": RETRY_AFTER} if fault.kind in ("429", "418") else {}
             return self.answer(int(fault.kind), b"no", headers)
         body = self.file(url.path, fault.kind if fault else "")
         if body is None and url.path.endswith("/klines"):
@@ -226,7 +233,7 @@ def spoiled(blob: bytes, name: str, fault: str) -> bytes:
     if fault == "garbage":
         return blob[:40] + bytes(len(blob) - 40)
     if fault == "bomb":
-        return zipped({f"{name}.csv": "0" * (80 << 20)})
+        return zipped({f"{name}.csv": "0" * BOMB})
     if fault == "escape":
         return zipped({f"../../{name}.csv": "1,2,3"})
     if fault == "two_members":
@@ -263,7 +270,7 @@ def _fetch(settings: dict) -> None:
         settings["start"],
         settings["end"],
         store=binance.Store(settings["cache"], also=[]),
-        hosts=binance.Hosts(settings["url"], settings["url"]),
+        hosts=binance.Hosts(*settings["urls"]),
         threads=4,
     )
 

@@ -182,6 +182,6 @@ def test_series_names():
     assert split_name("BTCUSDT_250627_1h") == ("BTCUSDT_250627", "1h")
     with pytest.raises(DataError, match="named like BTCUSDT_15m"):
         split_name("BTCUSDT")
-    with pytest.raises(UnknownName, match="nearest: .*15m"):
+    with pytest.raises(UnknownName, match=r"nearest: .*15m"):
         split_name("BTCUSDT_14m")
     assert INTERVAL_SECONDS["1w"] == 7 * INTERVAL_SECONDS["1d"]

@@ -59,9 +59,7 @@ def test_a_new_series_is_empty():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(RANK)), st.integers(0, 30), st.integers(0, 20)), max_size=6))
 def test_the_highest_source_wins_and_of_equals_the_later(drawn):
-    pieces = [
-        piece(kind, first, count, f"{kind}-{i}", value=i + 1) for i, (kind, first, count) in enumerate(drawn)
-    ]
+    pieces = [piece(kind, first, count, f"{kind}-{i}", value=i + 1) for i, (kind, first, count) in enumerate(drawn)]
     held = merge(Holding(), pieces)
     best = {}
     for p in pieces:  # an oracle of dictionaries
@@ -100,6 +98,8 @@ def test_a_record_goes_when_a_higher_one_speaks_for_all_of_it():
     short = piece("monthly", 0, 12)
     short = Piece(Record(**{**vars(short.record), "end": 48 * HOUR}), short.starts, short.values)
     assert set(merge(Holding(), [daily, rest, short]).records) == {"monthly-0", "daily-0", "rest-24"}
+    empty = Piece(piece("daily", 0, 24).record, np.empty(0, np.int64), np.empty((0, 8)))
+    assert set(merge(Holding(), [piece("monthly", 0, 48), empty]).records) == {"monthly-0", "daily-0"}
 
 
 def test_flipped_bits_are_found(tmp_path):
@@ -192,7 +192,7 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path):
 def test_a_lock_that_is_never_given_back_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("cpbkit.data.store.LOCK_WAIT", 0.05)
     store = Store(tmp_path, also=[])
-    with store._lock("spot", "BTCUSDT_1h"), pytest.raises(DataError, match="another process has held .*lock"):
+    with store._lock("spot", "BTCUSDT_1h"), pytest.raises(DataError, match=r"another process has held .*lock"):
         store.update("spot", "BTCUSDT_1h", [piece("daily", 0, 1)])
 
 

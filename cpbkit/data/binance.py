@@ -31,7 +31,7 @@ from cpbkit.data.order import (
     usable,
 )
 from cpbkit.data.store import RANK, Holding, Store, merge
-from cpbkit.data.venue import LISTINGS, PREDECESSORS
+from cpbkit.data.venue import LISTINGS
 from cpbkit.errors import CpbkitError, DataError, SourceError, UnknownName, check_name
 
 ROLLED_UP = 100 * DAY  # a month this old has its monthly file, or never gets one
@@ -233,7 +233,7 @@ class _Fetch:
         """Get and check a file of the archive; return its name when there is none."""
         kept = self.store.part(order.market, order.series, file.name)
         if kept is not None:
-            return self._cut(order, archive.read_file(file, kept, now=order.now, coins=order.contract.coins))
+            return archive.read_file(file, kept, now=order.now, coins=order.contract.coins)
         url, wrong = self.hosts.file(file), None
         for _ in range(2):
             found = self.client.get(url, limit=archive.ZIP_LIMIT)
@@ -258,7 +258,7 @@ class _Fetch:
                 continue
             if not note:
                 self.store.keep_part(order.market, order.series, file.name, found.body)
-            return self._cut(order, piece)
+            return piece
         raise BadFile(f"{wrong}; it was downloaded twice and is refused")
 
     def _get_rest(self, order: Order, start: int, end: int) -> Piece:
@@ -279,8 +279,8 @@ class _Fetch:
         piece = archive.read_answer(pages, order.interval, start, end, name=name, now=now, coins=order.contract.coins)
         # What the host has not got yet must be asked again, so the record ends before it.
         known = int(piece.starts[-1]) + order.step if len(piece.starts) else start
-        piece = replace(piece, record=replace(piece.record, end=min(end, max(known, now - SETTLED))))
-        return self._cut(order, piece)
+        settled = now - SETTLED - order.step + 1
+        return replace(piece, record=replace(piece.record, end=min(end, max(known, settled))))
 
     def _page(self, order: Order, **params: int) -> tuple[bytes, int]:
         url = self.hosts.rest(order.market, "klines")
@@ -320,13 +320,6 @@ class _Fetch:
         except UnknownName as error:
             return error
         return UnknownName(f"{order.symbol} has no bars on the {order.market} market")
-
-    def _cut(self, order: Order, piece: Piece) -> Piece:
-        """Keep the bars of another asset out of the cache."""
-        if order.market != "spot" or order.symbol not in PREDECESSORS:
-            return piece
-        own = piece.starts >= order.listing
-        return replace(piece, starts=piece.starts[own], values=piece.values[own])
 
 
 def _finish(order: Order, held: Holding, trouble: list[tuple[bool, Exception]]) -> Klines:

@@ -63,7 +63,7 @@ def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
     """Add pieces to a holding: of two bars the one of the higher rank stays, of equal rank the later one."""
     pieces = list(pieces)
     disagreements = {(d.between, d.first): d for d in held.disagreements}
-    starts, values, ranks, records = held.starts, held.values, held.ranks, dict(held.records)
+    starts, values, ranks, records = held.starts, held.values, held.ranks, held.records
     for piece in pieces:
         rank = RANK[piece.record.kind]
         for found in _compare(starts, values, ranks, piece, rank):
@@ -75,13 +75,13 @@ def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
         starts, values, ranks = starts[order], values[order], ranks[order]
         last = np.append(starts[1:] != starts[:-1], True) if len(starts) else np.empty(0, bool)
         starts, values, ranks = starts[last], values[last], ranks[last]
-        records[piece.record.name] = piece.record
+        records = {**_not_replaced(records, piece.record, starts, ranks), piece.record.name: piece.record}
     return replace(
         held,
         starts=starts,
         values=values,
         ranks=ranks,
-        records=_in_use(records, starts, ranks),
+        records=records,
         disagreements=tuple(disagreements[key] for key in sorted(disagreements)),
     )
 
@@ -132,7 +132,7 @@ class Store:
             path = folder / "klines" / market / f"{series}.parquet"
             try:
                 found = _read(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
             except DataError as error:
                 log.warning("%s", error)
@@ -255,17 +255,16 @@ def _compare(starts, values, ranks, piece: Piece, rank: int) -> list[Disagreemen
     return found
 
 
-def _in_use(records: dict[str, Record], starts: np.ndarray, ranks: np.ndarray) -> dict[str, Record]:
-    """Drop the records whose time a higher one speaks for and that have no bar left."""
+def _not_replaced(records: dict[str, Record], by: Record, starts: np.ndarray, ranks: np.ndarray) -> dict:
+    """Drop the records that a later and higher one speaks for, if it left them no bar.
+
+    Lower ones that come after a higher one stay: they are why its gaps need not be asked about again.
+    """
     kept = {}
     for name, record in records.items():
-        rank = RANK[record.kind]
         low, high = np.searchsorted(starts, (record.start, record.end))
-        above = any(
-            RANK[other.kind] > rank and other.start <= record.start and record.end <= other.end
-            for other in records.values()
-        )
-        if not above or (ranks[low:high] == rank).any():
+        within = by.start <= record.start and record.end <= by.end and RANK[by.kind] > RANK[record.kind]
+        if not within or (ranks[low:high] == RANK[record.kind]).any():
             kept[name] = record
     return kept
 
@@ -287,7 +286,7 @@ def _overlay(below: Holding, above: Holding) -> Holding:
         starts,
         values,
         ranks,
-        _in_use({**below.records, **above.records}, starts, ranks),
+        {**below.records, **above.records},
         {**below.absent, **above.absent},
         tuple(sorted({*below.disagreements, *above.disagreements}, key=lambda d: (d.between, d.first))),
         above.first_bar if above.first_bar is not None else below.first_bar,
