@@ -1,0 +1,192 @@
+"""One look for every figure: colours, type sizes, names and numbers as people read them."""
+
+import functools
+import io
+import re
+from collections.abc import Callable, Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Affine2D
+
+INK, MUTED, FAINT, RULE, PAPER = "#1f2933", "#66717d", "#a5adb6", "#e6e9ed", "#ffffff"
+BLUE, PALE_BLUE, BLUE_FILL = "#1f6fb2", "#9bb8d3", "#c6daeb"
+GREEN, GREEN_FILL, ORANGE, ORANGE_FILL, RED = "#2a8f5b", "#d4e8de", "#c2571a", "#f3dfd3", "#b3261e"
+# The report's names for them, and what they become on a dark page.
+NAMES = {
+    INK: "ink",
+    MUTED: "muted",
+    FAINT: "faint",
+    RULE: "rule",
+    PAPER: "paper",
+    BLUE: "blue",
+    PALE_BLUE: "pale-blue",
+    BLUE_FILL: "blue-fill",
+    GREEN: "green",
+    GREEN_FILL: "green-fill",
+    ORANGE: "orange",
+    ORANGE_FILL: "orange-fill",
+    RED: "red",
+}
+DARK = {
+    "ink": "#e8ebef",
+    "muted": "#9aa5b1",
+    "faint": "#6b7682",
+    "rule": "#323b45",
+    "paper": "#161b21",
+    "blue": "#5aa5e6",
+    "pale-blue": "#4a6f92",
+    "blue-fill": "#22405c",
+    "green": "#4fbd84",
+    "green-fill": "#1f4230",
+    "orange": "#e8884f",
+    "orange-fill": "#50301d",
+    "red": "#ef6b62",
+}
+DPI = 100  # one unit of a figure's paper is one pixel at this resolution
+WIDTH = 1280  # pixels; about the width of an output cell
+LOOK = {
+    "font.size": 9.5,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "normal",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "grid.color": RULE,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "figure.facecolor": PAPER,
+    "figure.edgecolor": PAPER,
+    "figure.dpi": DPI,
+    "lines.solid_capstyle": "round",
+}
+
+
+class Picture(Figure):
+    """A figure of fixed size that notebooks show by itself, without pyplot."""
+
+    def __init__(self, width: float = WIDTH, height: float = 400, **settings):
+        super().__init__(figsize=(width / DPI, height / DPI), dpi=DPI, **settings)
+        FigureCanvasAgg(self)
+        self.paper = Affine2D().scale(1 / DPI) + self.dpi_scale_trans  # pixels from the lower left corner
+
+    def box(self, left: float, top: float, width: float, height: float) -> tuple[float, ...]:
+        """Turn pixels counted from the upper left corner into the fractions that `add_axes` wants."""
+        full_width, full_height = self.get_size_inches() * DPI
+        return left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height
+
+    def write(self, left: float, top: float, text: str, **look):
+        """Put text at pixels from the upper left corner and return it."""
+        height = self.get_size_inches()[1] * DPI
+        return self.text(left, height - top, text, transform=self.paper, **{"va": "baseline", **look})
+
+    def head(self, title: str, subtitle: str = "", synthetic: bool = False):
+        """Write the sentence that the picture shows, and under it what is drawn and how it was got."""
+        self.write(24, 34, stamped(title, synthetic), size=14, weight="bold")
+        self.write(24, 56, subtitle, color=MUTED)
+
+    def png(self, scale: float = 1) -> bytes:
+        """Return the picture as PNG; `scale` 2 for sharp screens."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=DPI * scale)
+        return buffer.getvalue()
+
+    def svg(self, name: str) -> str:
+        """Return the picture as SVG for a page: its colours are the page's variables, its text stays text.
+
+        `name` keeps the inner ids of several pictures on a page apart.
+        """
+        buffer = io.StringIO()
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            self.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        body = re.sub(r".*?<svg[^>]*>|<!--.*?-->", "", buffer.getvalue(), flags=re.S)
+        used = set(re.findall(r"#(\w+)", body))
+        body = re.sub(r' id="([^"]*)"', lambda id: id[0] if id[1] in used else "", body)
+        body = re.sub(r"font(-family)?: ([^;\"]*px )?'[^;\"]*", r"font\1: \2var(--type)", body)
+        for colour, variable in NAMES.items():
+            body = body.replace(colour, f"var(--{variable})")
+        width, height = self.get_size_inches()
+        size = f'width="{width * DPI:g}" height="{height * DPI:g}"'
+        return f'<svg viewBox="0 0 {width * 72:g} {height * 72:g}" {size} role="img">{body.strip()}'
+
+    def _repr_png_(self):
+        width, height = self.get_size_inches() * DPI
+        return self.png(scale=2), {"width": int(width), "height": int(height)}
+
+
+def styled(draw: Callable) -> Callable:
+    """Run a drawing function under the kit's look, whatever style the notebook has set."""
+
+    @functools.wraps(draw)
+    def run(*args, **kwargs):
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(LOOK)
+            return draw(*args, **kwargs)
+
+    return run
+
+
+def beside(axes: Axes, y: float, text: str, colour: str, size: float = 8) -> None:
+    """Write text to the right of the axes at a height of its data."""
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, (1, y), (8, 0), color=colour, size=size, **place)
+
+
+def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], share: float = 0.055) -> None:
+    """Write the names of curves beside where they end: (height, name, colour), `share` of the axes apart."""
+    low, high = axes.get_ylim()
+    free = low
+    for y, text, colour in sorted(ends):
+        free = max(y, free)
+        beside(axes, free, text, colour, size=9.5)
+        free += share * (high - low)
+
+
+def stamped(title: str, synthetic: bool) -> str:
+    """Mark a title so that no picture of made-up bars passes for a market."""
+    return f"SYNTHETIC · {title}" if synthetic else title
+
+
+def label(series: str) -> str:
+    """Shorten a series' name for a person: `BTCUSDT_15m` -> `BTC 15m`."""
+    symbol, _, interval = series.rpartition("_")
+    return f"{symbol.removesuffix('USDT') or symbol} {interval}" if symbol else series
+
+
+def duration(seconds: float) -> str:
+    """Say a time the way a person does: `45 s`, `1 m 52 s`, `2 h 05 m`."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} m {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} m"
+
+
+def counted(number: int, noun: str) -> str:
+    """Say a number of things: `1 gap`, `1,204 bars`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def amount(number: float) -> str:
+    """Say a count in three digits: `840`, `11.8 k`, `1.24 M`."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
