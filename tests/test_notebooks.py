@@ -34,6 +34,14 @@ if "COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
 # What a run in the tests puts after the cell `# Parameters`, and the least number of figures it must show.
 SMALL = {
     "00_environment": ("verbose = True", 0),
+    "02_data": (
+        """
+        source, symbols = "synthetic", ("BTCUSDT", "ETHUSDT")
+        start, end, closeup = "2025-01-01", "2025-06-30", ("2025-01-02", "2025-01-04")
+        """,
+        2,
+    ),
+    "03_smoke_test": ("end, epochs = '2025-01-20', 2", 2),
 }
 
 
