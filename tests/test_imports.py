@@ -12,8 +12,9 @@ LAYERS = (
     "errors experiment atomic clock indicators metrics data.klines data.venue data.archive models.layers"
     " gpu_check.chips gpu_check.environment gpu_check.diagnosis gpu_check.guard gpu_check.rnn_path gpu_check.trace",
     "data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run"
-    " models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.probes gpu_check.monitor",
-    "models.zoo train checkpoint work health audit evaluate executors gpu_check.claims",
+    " models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.monitor gpu_check.probes"
+    " gpu_check.step gpu_check.simulator",
+    "models.zoo train checkpoint plan series work health audit evaluate executors gpu_check.claims",
     "sweep plots dashboard report hub web bench command cli __main__",
 )
 TABLE = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}
