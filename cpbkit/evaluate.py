@@ -371,7 +371,7 @@ def conformal_intervals(
     calibration (V, H, K): truth - forecast on the validation windows, oldest first. errors (N, H, K): the same on
     the test windows, which are a bar apart; the error h + 1 bars ahead is used from h + 1 bars later on, when it is
     known. rate: their gamma. memory: scores that are kept. Where the level in force asks for more than the largest
-    score in memory, that score is taken and not infinity.
+    score in memory, or less than the smallest, that one is taken, and not infinity or nothing.
     """
     if len(calibration) == 0 or calibration.shape[1:] != errors.shape[1:]:
         raise ValueError(f"calibration must be (V, H, K) as errors {errors.shape}; got {calibration.shape}")
@@ -391,6 +391,5 @@ def conformal_intervals(
         oldest[h] = (oldest[h] + 1) % len(held)
         rank = np.ceil((len(held) + 1) * (1 - level)).clip(1, len(held)).astype(int) - 1
         half[i] = np.take_along_axis(np.sort(held, axis=0), rank[None], axis=0)[0]
-        half[i][level >= 1] = 0.0
         levels[i] = level
     return Intervals(alpha, half, scores <= half, levels)
