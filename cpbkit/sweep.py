@@ -1,12 +1,13 @@
 """The forty: plan the units of work, run what is left of them, keep each result as it comes."""
 
+import dataclasses
 import json
 import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 import torch
@@ -18,13 +19,12 @@ from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError
 from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.monitor import Monitor
+from cpbkit.plan import Plan, make_plan
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
-from cpbkit.work import Checkpoint, Progress, Result, Unit, work
+from cpbkit.work import Checkpoint, Progress, Result, Shrunk, Unit, work
 
-NARROW = 32  # units of width up to which a stack beats a process a model on a CPU
 STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
-WIDE_STACK = 2  # models a stack on a CPU above that width
 
 
 @dataclass
@@ -50,68 +50,133 @@ class State:
         """The memory and utilisation of this session so far."""
         return self.watch.frame() if self.watch else None
 
+    @property
+    def missing(self) -> list[str]:
+        """Which series have no line in the ledger yet."""
+        done = {line["series"] for line in self.results}
+        return [name for name in self.experiment.series if name not in done]
 
-@dataclass(frozen=True)
-class Plan:
-    """How the series are shared out. A resumed sweep keeps the plan it started with."""
-
-    units: list[list[str]]  # names of the series of each stack
-    steps: int  # optimiser steps an epoch, the same for every model of the run
-    workers: int  # processes at once; 0 runs the units in this one
-    devices: list[str]  # of the workers in turn
-    reason: str  # why so
-
-    def unit_name(self, i: int) -> str:
-        """Return the name of the i-th unit."""
-        return f"unit-{i:03d}"
-
-
-def plan(experiment: Experiment, series: dict[str, Series], workers: int | None = None) -> Plan:
-    """Choose stacks and workers for the series. workers: None decides, 0 stays in this process."""
-    names, steps = list(series), experiment.training.steps or _steps(experiment, series)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus:
-        count = workers if workers is not None else (gpus if gpus > 1 else 0)
-        devices = [f"cuda:{i}" for i in range(gpus)]
-        stacks = _share(names, max(1, count))
-        return Plan(stacks, steps, count, devices, f"{len(stacks)} stack(s) on {gpus} GPU(s)")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = workers if workers is not None else (cores if cores > 1 and len(names) > 1 else 0)
-    if experiment.model.width <= NARROW:
-        stacks, why = _share(names, max(1, count)), "narrow models gain from stacking"
-    else:
-        stacks, why = _share(names, math.ceil(len(names) / WIDE_STACK)), "wide models fill a core each"
-    return Plan(
-        stacks,
-        steps,
-        min(count, len(stacks)),
-        ["cpu"],
-        f"{len(stacks)} stack(s) on {max(1, count)} core(s): {why}",
-    )
-
-
-def _share(names: Sequence[str], count: int) -> list[list[str]]:
-    """Deal the series out evenly."""
-    return [part for part in (list(names[i::count]) for i in range(count)) if part]
+    @property
+    def share(self) -> float:
+        """How much of the work is done, from 0 to 1."""
+        return (self.done + sum(one["share"] for one in self.running.values())) / self.total
 
 
 def sweep(
     experiment: Experiment,
     folder: str | os.PathLike,
     *,
-    klines: Callable[[Experiment, Callable], dict[str, Klines]] | None = None,
+    klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines]] | None = None,
     workers: int | None = None,
+    minutes: float | None = None,
     command: str = "",
     on_progress: Callable[[State], None] = lambda state: None,
 ) -> list[dict]:
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
-    klines: gets the bars, `load_klines` by default. workers: see `plan`. command: kept for the report.
-    What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
-    Errors: RunError for a folder in use or of other settings, DataError, OSError.
+    klines: gets the bars, `load_klines` by default. workers, minutes: see `make_plan`; a budget counts from now.
+    command: kept for the report. What is in the folder already is kept, and an interrupted unit goes on from its
+    checkpoint. Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
-    run, clock, told = Run(folder), Clock(), -math.inf
+    run, clock = Run(folder), Clock()
     state = State(experiment, len(experiment.series))
+    with run.writing(experiment), Monitor() as state.watch:
+        state.results = run.results()
+        if state.missing:
+            tell = _teller(run, state, on_progress)
+            try:
+                _sweep(run, state, clock, tell, klines or load_klines, workers, minutes, command)
+            finally:
+                _save_monitor(run, state.watch.frame())
+                run.add_clock(clock.take())
+    return state.results
+
+
+def _sweep(run, state, clock, tell, klines, workers, minutes, command) -> None:
+    _save_about(run, command)
+    with clock("bars"):
+        tell("getting bars")
+        bars = klines(state.experiment, tell)
+    with clock("features"):
+        tell("computing features")
+        series, failed = prepare(state.experiment, bars)
+    for name in [name for name in state.missing if name in failed]:
+        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name]}, None, bars)
+    if not series:
+        raise DataError("no series of this experiment can be trained; the reasons are in the ledger")
+    with clock("plan"):
+        tell("timing a few steps")
+        plan = _read_plan(run) or make_plan(state.experiment, series, workers, minutes)
+        _write_plan(run, plan)
+    units = _units(run, state, plan, series, minutes)
+    execute = executors.processes(units, work, plan.workers) if plan.workers else executors.local(units, work)
+    with clock("training"):
+        tell(f"training, {plan.reason}")
+        pace = None
+        for message in execute:
+            match message:
+                case Result():
+                    state.running.pop(message.line["series"], None)
+                    if message.line["series"] in state.missing:
+                        _keep(run, state, message.line, message.model, bars)
+                case Checkpoint():
+                    atomic.write_bytes(run.checkpoint(message.unit), message.content)
+                case Shrunk():
+                    kept = [names for name, names in plan.named_units().items() if name != message.unit]
+                    plan = replace(plan, units=[*kept, *message.units])
+                    _write_plan(run, plan)
+                    state.watch.mark(message.reason)
+                    tell(message.reason)
+                case Progress():
+                    state.running |= message.running
+                    for stage, seconds in message.seconds.items():
+                        clock.add(f"worker: {stage}", seconds)
+                    pace = pace or Pace(state.share)
+                    pace.samples += message.samples
+            if pace:
+                state.seconds_left, state.samples_per_second = pace.tell(state.share)
+            tell("training")
+    for name in plan.named_units():
+        run.checkpoint(name).unlink(missing_ok=True)
+
+
+def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, Series], dict[str, str]]:
+    """Return the series that can be trained, and why the others cannot."""
+    series, failed = {}, {}
+    for name in experiment.series:
+        try:
+            one = from_klines(bars[name], experiment.task)
+            split(one, experiment.task)
+            series[name] = one
+        except DataError as error:
+            failed[name] = str(error)
+    return series, failed
+
+
+def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minutes: float | None) -> list[Unit]:
+    """Return the units that hold a missing series, each with the checkpoint it goes on from."""
+    experiment = vary(state.experiment, steps=plan.steps, epochs=plan.epochs)
+    named = {name: names for name, names in plan.named_units().items() if set(names) & set(state.missing)}
+    turns = math.ceil(len(named) / max(1, plan.workers))
+    units = []
+    for i, (name, names) in enumerate(named.items()):
+        saved = run.checkpoint(name)
+        units.append(
+            Unit(
+                name,
+                experiment,
+                tuple(series[n] for n in names),
+                device=plan.devices[i % len(plan.devices)],
+                checkpoint=saved.read_bytes() if saved.exists() else None,
+                seconds=None if minutes is None else 60 * minutes / turns,
+            )
+        )
+    return units
+
+
+def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Callable[[str], None]:
+    """Return the function that tells the caller, and now and then the run folder, what is going on."""
+    told = -math.inf
 
     def tell(stage: str) -> None:
         nonlocal told
@@ -125,18 +190,7 @@ def sweep(
                 | {"seconds_left": state.seconds_left, "samples_per_second": state.samples_per_second}
             )
 
-    with run.writing(experiment), Monitor() as state.watch:
-        state.results = run.results()
-        missing = [name for name in experiment.series if name not in {line["series"] for line in state.results}]
-        if missing:
-            _save_about(run, command)
-            with clock("bars"):
-                tell("getting bars")
-                bars = (klines or load_klines)(experiment, tell)
-            _train(run, experiment, bars, missing, workers, state, clock, tell)
-            _save_monitor(run, state.watch.frame())
-            run.add_clock(clock.take())
-    return state.results
+    return tell
 
 
 def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:
@@ -155,56 +209,6 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
     )
 
 
-def _train(run, experiment, bars, missing, workers, state, clock, tell) -> None:
-    """Run the units that hold a missing series and keep what they say."""
-    series: dict[str, Series] = {}
-    with clock("features"):
-        tell("computing features")
-        for name in experiment.series:
-            try:
-                series[name] = from_klines(bars[name], experiment.task)
-                split(series[name], experiment.task)
-            except DataError as error:
-                series.pop(name, None)
-                if name in missing:
-                    _keep(run, state, {"series": name, "status": "failed", "reason": str(error)}, None, bars)
-    if not series:
-        raise DataError("no series of this experiment can be trained; the reasons are in the ledger")
-    chosen = _keep_plan(run, plan(experiment, series, workers))
-    experiment = vary(experiment, steps=chosen.steps)
-    units = []
-    for i, names in enumerate(chosen.units):
-        if set(names) & set(missing):
-            saved = run.checkpoint(chosen.unit_name(i))
-            content = saved.read_bytes() if saved.exists() else None
-            device = chosen.devices[i % len(chosen.devices)]
-            units.append(Unit(chosen.unit_name(i), experiment, tuple(series[n] for n in names), device, 1, content))
-    execute = executors.processes(units, work, chosen.workers) if chosen.workers else executors.local(units, work)
-    pace = None
-    with clock("training"):
-        tell(f"training: {chosen.reason}")
-        for message in execute:
-            match message:
-                case Result():
-                    state.running.pop(message.line["series"], None)
-                    if message.line["series"] in missing:
-                        _keep(run, state, message.line, message.model, bars)
-                        missing.remove(message.line["series"])
-                case Checkpoint():
-                    atomic.write_bytes(run.checkpoint(message.unit), message.content)
-                case Progress():
-                    state.running |= message.running
-                    for stage, seconds in message.seconds.items():
-                        clock.add(f"worker: {stage}", seconds)
-                    pace = pace or Pace(_share_done(state))
-                    pace.samples += message.samples
-            if pace:
-                state.seconds_left, state.samples_per_second = pace.tell(_share_done(state))
-            tell("training")
-    for i in range(len(chosen.units)):
-        run.checkpoint(chosen.unit_name(i)).unlink(missing_ok=True)
-
-
 @dataclass
 class Pace:
     """How fast the work goes since the first word of a worker, so that building and loading do not count."""
@@ -220,29 +224,20 @@ class Pace:
         return left, self.samples / spent
 
 
-def _share_done(state: State) -> float:
-    return (state.done + sum(one["share"] for one in state.running.values())) / state.total
-
-
-def _steps(experiment: Experiment, series: dict[str, Series]) -> int:
-    """Return the steps in which the longest series is seen once."""
-    longest = max(len(split(s, experiment.task).train) for s in series.values())
-    return math.ceil(longest / experiment.training.batch)
-
-
 def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:
     line = line | {"passport": bars[line["series"]].passport.to_dict()}
     run.finish(line, model)
     state.results.append(line)
 
 
-def _keep_plan(run: Run, fresh: Plan) -> Plan:
-    """Return the plan this run started with, or make `fresh` that plan."""
+def _read_plan(run: Run) -> Plan | None:
+    """Return the plan this run started with."""
     path = run.folder / PLAN
-    if path.exists():
-        return Plan(**json.loads(path.read_text()))
-    atomic.write_bytes(path, json.dumps(fresh.__dict__, indent=2).encode())
-    return fresh
+    return Plan(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _write_plan(run: Run, plan: Plan) -> None:
+    atomic.write_bytes(run.folder / PLAN, json.dumps(dataclasses.asdict(plan), indent=2).encode())
 
 
 def _save_about(run: Run, command: str) -> None:

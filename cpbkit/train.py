@@ -6,7 +6,7 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Training, derive_seed
+from cpbkit.experiment import Experiment, Training, derive_seed
 from cpbkit.health import find_not_finite
+from cpbkit.models import zoo
 from cpbkit.stack import Stack
-from cpbkit.windows import Windows
+from cpbkit.windows import Series, Windows
 
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
@@ -48,6 +49,7 @@ class Fit:
     step: int = 0  # steps of the running epoch that are complete
     curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # a live model's name -> CURVES
     finished: list[Finished] = field(default_factory=list)  # of the last completed epoch
+    hurry: str = ""  # set it, and every model leaves after the running step for this reason
     mode: str = ""  # how a step runs: CUDA graph, or eager and why
 
     def __post_init__(self):
@@ -71,6 +73,18 @@ START = {
     "clipped_sum": 0.0,
     "bad_step": -1.0,  # first step of the epoch whose loss or gradient was not finite
 }
+
+
+def assemble(experiment: Experiment, series: Sequence[Series], device: str | torch.device) -> tuple[Windows, Stack]:
+    """Put the windows of the series and an untrained stack of their models on a device.
+
+    Weights and windows are float32, or float64 where the precision is; the half precisions only compute in 16 bits.
+    """
+    task, training = experiment.task, experiment.training
+    dtype = torch.float64 if training.precision == "float64" else torch.float32
+    windows = Windows(series, task, torch.device(device), dtype)
+    names = [one.name for one in series]
+    return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
 
 
 @contextlib.contextmanager
@@ -138,14 +152,14 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
                 _set_rates(stack, training, state.epoch)
             stack.net.train()
             state.finished = []
-            while state.step < steps:
+            while state.step < steps and not (state.hurry and state.step):
                 run()
                 state.step += 1
                 yield state
             with autocast:
                 validation = evaluate(stack.net, windows, "validation", members, target_weights)
             explain = functools.partial(_explain, stack, windows, order, members)
-            _close_epoch(state, training, steps, validation, explain)
+            _close_epoch(state, training, validation, explain)
             yield state
 
 
@@ -219,10 +233,10 @@ def _explain(stack: Stack, windows: Windows, order: Tensor, members: list[int], 
     return find_not_finite(stack.net, row, *windows.gather(rows))
 
 
-def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor, explain: Callable[[int], str]) -> None:
+def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Callable[[int], str]) -> None:
     """Judge the epoch of every model on the device, look once from the host, and let go of those who are through."""
     stack, table = state.stack, state.stack.table
-    state.epoch, state.step = state.epoch + 1, 0
+    steps, state.epoch, state.step = max(1, state.step), state.epoch + 1, 0
     better = (validation < table["validation_best"]) & (table["alive"] > 0)
     table["validation_best"] = torch.where(better, validation, table["validation_best"])
     table["best"] = torch.where(better[:, None], stack.weights, table["best"])
@@ -253,6 +267,8 @@ def _close_epoch(state: Fit, training: Training, steps: int, validation: Tensor,
             leaving[row] = ("done", f"no better validation loss for {training.patience} epochs")
         elif state.epoch >= training.epochs:
             leaving[row] = ("done", f"all {training.epochs} epochs")
+        elif state.hurry:
+            leaving[row] = ("done", state.hurry)
     for row, (status, reason) in leaving.items():
         name = stack.names[row]
         state.finished.append(

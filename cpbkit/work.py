@@ -12,16 +12,17 @@ import torch
 
 from cpbkit import __version__, checkpoint
 from cpbkit.clock import Clock
+from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judge_heads
 from cpbkit.experiment import Experiment
 from cpbkit.models import zoo
-from cpbkit.stack import Stack
-from cpbkit.train import Finished, Fit, fit, forecast, persistence_losses
+from cpbkit.plan import unit_name
+from cpbkit.train import Finished, Fit, assemble, fit, forecast, persistence_losses
 from cpbkit.windows import Series, Windows
 
-DTYPES = {"float64": torch.float64}  # of the weights; every other precision keeps them in float32
 PROGRESS_SECONDS = 0.5  # between two progress messages
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints at the least
+BUDGET_SHARE = 0.95  # of a unit's time after which its models leave, to be judged in the rest
 CHECKPOINT_SHARE = 0.01  # of the time that checkpoints may take
 
 
@@ -35,6 +36,7 @@ class Unit:
     device: str = "cpu"
     threads: int = 1
     checkpoint: bytes | None = None  # go on from here
+    seconds: float | None = None  # budget
 
 
 @dataclass(frozen=True)
@@ -65,23 +67,53 @@ class Checkpoint:
     content: bytes
 
 
-Message = Progress | Result | Checkpoint
+@dataclass(frozen=True)
+class Shrunk:
+    """A unit that did not fit into memory and goes on as smaller ones, from their beginning."""
+
+    unit: str
+    units: list[list[str]]  # names of their series
+    reason: str
+
+
+Message = Progress | Result | Checkpoint | Shrunk
 
 
 def work(unit: Unit) -> Iterator[Message]:
-    """Train and judge the series of a unit, message by message; results come before the checkpoint without them."""
+    """Train and judge the series of a unit, message by message; halve it where the memory does not suffice.
+
+    A result comes before the checkpoint without its model. Errors: CpbkitError when not even one model fits.
+    """
+    left = {series.name: series for series in unit.series}
+    try:
+        for message in _work(unit):
+            if isinstance(message, Result):
+                left.pop(message.line["series"])
+            yield message
+        return
+    except RuntimeError as error:  # torch has no one class for this on all devices and versions
+        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+    if len(unit.series) == 1:
+        raise CpbkitError(f"{unit.name} does not fit into the memory of {unit.device}, alone: {reason}")
+    if unit.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
+    text = f"{unit.name} did not fit into memory and goes on as {len(halves)} smaller stacks: {reason}"
+    yield Shrunk(unit.name, halves, text)
+    for names in halves:
+        series = tuple(left[name] for name in names)
+        budget = unit.seconds and unit.seconds / len(halves)
+        half = dataclasses.replace(unit, name=unit_name(names), series=series, checkpoint=None, seconds=budget)
+        yield from work(half)
+
+
+def _work(unit: Unit) -> Iterator[Message]:
     torch.set_num_threads(unit.threads)
     experiment, training, clock = unit.experiment, unit.experiment.training, Clock()
     with clock("build"):
-        device = torch.device(unit.device)
-        windows = Windows(unit.series, experiment.task, device, DTYPES.get(training.precision, torch.float32))
-        stack = Stack(
-            lambda models: zoo.build(models, experiment.task, experiment.model),
-            [series.name for series in unit.series],
-            training,
-            device,
-            windows.inputs.dtype,
-        )
+        windows, stack = assemble(experiment, unit.series, unit.device)
         state = checkpoint.load_fit(stack, unit.checkpoint) if unit.checkpoint else Fit(stack)
         floor = _by_name(unit.series, persistence_losses(windows, list(range(len(windows)))))
     begun = told = saved = time.monotonic()
@@ -103,6 +135,8 @@ def work(unit: Unit) -> Iterator[Message]:
                 yield Checkpoint(unit.name, checkpoint.save_fit(state))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
+        if unit.seconds and now - begun > unit.seconds * BUDGET_SHARE:
+            state.hurry = "the time is up"
         if now - told > PROGRESS_SECONDS:
             yield _progress(unit, state, floor, samples, clock)
             told, samples = now, 0

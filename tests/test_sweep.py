@@ -8,12 +8,15 @@ import time
 import numpy as np
 import pytest
 import safetensors.numpy
+from conftest import walk
 
 from cpbkit import sweep as module
 from cpbkit import work
 from cpbkit.data import synthetic
+from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judgements, verdicts
 from cpbkit.experiment import PRESETS, SYMBOLS, vary
+from cpbkit.plan import Plan
 from cpbkit.run import Run
 from cpbkit.sweep import sweep
 
@@ -82,7 +85,7 @@ def test_a_second_run_trains_nothing(undisturbed, monkeypatch):
 def test_processes_end_with_what_one_process_ends_with(tmp_path):
     sweep(TINY, tmp_path / "two", workers=2)
     plan = json.loads((tmp_path / "two/progress/plan.json").read_text())
-    assert [len(unit) for unit in plan["units"]] == [2, 2]
+    assert sorted(name for unit in plan["units"] for name in unit) == sorted(TINY.series)
     (tmp_path / "one/progress").mkdir(parents=True)
     (tmp_path / "one/progress/plan.json").write_text(json.dumps(plan | {"workers": 0}))
     sweep(TINY, tmp_path / "one")
@@ -157,3 +160,42 @@ def test_the_planted_share_is_found_where_it_is_and_nowhere_else(tmp_path):
     assert 0 < len(planted) < 8
     judged = verdicts(judgements(results)["price"])
     assert {name for name, verdict in judged.items() if verdict.word == "BEATS"} == planted
+
+
+def test_a_stack_that_does_not_fit_is_halved_and_the_plan_remembers(tmp_path, monkeypatch):
+    assemble, notes = work.assemble, []
+
+    def small(experiment, series, device):
+        if len(series) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return assemble(experiment, series, device)
+
+    monkeypatch.setattr(work, "assemble", small)
+    plan = Plan([list(TINY.series)], steps=9, epochs=2, workers=0, devices=["cpu"])
+    monkeypatch.setattr(module, "make_plan", lambda *_: plan)
+    results = sweep(TINY, tmp_path, on_progress=lambda state: notes.append(state.stage))
+    assert {line["series"] for line in results} == set(TINY.series)
+    assert any("goes on as 2 smaller stacks: CUDA out of memory" in note for note in notes)
+    kept = json.loads((tmp_path / "progress/plan.json").read_text())["units"]
+    assert sorted(map(len, kept)) == [2, 2]
+
+
+def test_one_model_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
+    def none(*_):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr(work, "assemble", none)
+    with pytest.raises(CpbkitError, match="does not fit into the memory of cpu, alone"):
+        list(work.work(work.Unit("BTCUSDT_1h+0", TINY, (walk("BTCUSDT_1h", 300),))))
+
+
+def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
+    experiment = vary(TINY, epochs=100_000, patience=100_000)
+    plan = Plan([list(TINY.series)], steps=9, epochs=100_000, workers=0, devices=["cpu"])
+    (tmp_path / "progress").mkdir()
+    (tmp_path / "progress/plan.json").write_text(json.dumps(plan.__dict__))
+    begun = time.monotonic()
+    results = sweep(experiment, tmp_path, minutes=0.1)
+    assert time.monotonic() - begun < 60
+    assert {line["reason"] for line in results} == {"the time is up"}
+    assert all(line["test"]["price"]["windows"] for line in results)

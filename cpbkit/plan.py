@@ -1,0 +1,167 @@
+"""The plan of a sweep: which models share a stack, where the stacks run, and how long that takes, from timed steps."""
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from cpbkit.errors import CpbkitError
+from cpbkit.experiment import Experiment
+from cpbkit.train import Fit, assemble, fit
+from cpbkit.windows import Series, split
+
+TIMED_STEPS = 3  # after one that warms up
+TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
+FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
+MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
+BUDGET_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
+COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the series are shared out. A resumed sweep keeps the plan it started with."""
+
+    units: list[list[str]]  # names of the series of each stack
+    steps: int  # optimiser steps an epoch, the same for every model of the run
+    epochs: int  # at most, of each model
+    workers: int  # processes at once; 0 runs the units in this one
+    devices: list[str]  # of the workers in turn
+    seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
+    reason: str = ""  # why so, with the measured alternatives
+
+    def named_units(self) -> dict[str, list[str]]:
+        """Return the units by name."""
+        return {unit_name(names): names for names in self.units}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A stack of `models` models, timed on one device with one thread."""
+
+    models: int
+    seconds: float  # a step
+    bytes: int  # held during a step: weights, optimiser, and what the backward pass needs
+
+
+def unit_name(names: Sequence[str]) -> str:
+    """Name a stack after its first series and its size: BTCUSDT_15m+19."""
+    return f"{names[0]}+{len(names) - 1}"
+
+
+def make_plan(
+    experiment: Experiment, series: dict[str, Series], workers: int | None = None, minutes: float | None = None
+) -> Plan:
+    """Time a few steps of stacks of several sizes and choose the fastest that fits into memory.
+
+    workers: None takes a process a core or GPU, 0 stays in this process. minutes: lowers the epochs until the
+    prediction fits. Errors: CpbkitError when not even one epoch fits.
+    """
+    task, training = experiment.task, experiment.training
+    windows = {name: split(s, task) for name, s in series.items()}
+    steps = training.steps or math.ceil(max(len(w.train) for w in windows.values()) / training.batch)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
+    if workers is None:
+        workers = gpus if gpus > 1 else 0 if gpus or cores() == 1 or len(series) == 1 else cores()
+    places = max(1, workers)
+    share = math.ceil(len(series) / places)  # models of a worker
+    sizes = [share] if gpus else sorted({min(k, share) for k in (1, 2, 4, share)}, reverse=True)
+    limit = MEMORY_SHARE * free_memory(devices[0]) / (places if not gpus else 1)
+    longest = sorted(series.values(), key=len, reverse=True)
+    trials = list(_trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], sizes))
+    fitting = [t for t in trials if t.bytes <= limit]
+    if not fitting:
+        small = min(trials, key=lambda t: t.bytes)
+        fits = max(1, int(small.models * limit / small.bytes))
+        fitting = [Trial(fits, small.seconds * fits / small.models, int(small.bytes * fits / small.models))]
+    best = min(fitting, key=lambda t: t.seconds / t.models)
+    units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
+    validation = max(len(w.validation) for w in windows.values()) / training.batch
+    epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
+    rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
+    epochs = training.epochs
+    if minutes is not None:
+        epochs = min(epochs, int(60 * minutes * BUDGET_SHARE / (epoch * rounds)))
+        if epochs < 1:
+            raise CpbkitError(
+                f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from "
+                f"{TIMED_STEPS} timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
+            )
+    return Plan(units, steps, epochs, workers, devices, epoch * rounds * epochs, _reason(trials, best, places, gpus))
+
+
+def cores() -> int:
+    """Return the CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory(device: str) -> float:
+    """Return the free bytes of a device; infinity where the system does not say."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return math.inf
+
+
+def _trials(experiment: Experiment, series: list[Series], device: str, sizes: list[int]):
+    """Time stacks from the largest size down; the largest is tried small first, so that no trial runs away."""
+    one = _trial(experiment, series[:1], device)
+    for size in sizes:
+        if size == 1:
+            yield one
+        elif size * one.seconds * (TIMED_STEPS + 1) <= TRIAL_SECONDS or size <= 2:
+            yield _trial(experiment, series[:size], device)
+
+
+def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
+    training, threads = experiment.training, torch.get_num_threads()
+    windows, stack = assemble(experiment, series, device)
+    held: dict[int, int] = {}
+
+    def pack(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch.set_num_threads(1)
+    random = torch.get_rng_state()
+    try:
+        run = fit(Fit(stack), windows, training, max(training.steps, TIMED_STEPS + 2))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            next(run)
+        seconds = []
+        for _ in itertools.islice(run, TIMED_STEPS):
+            _wait(device)
+            seconds.append(time.perf_counter())
+        run.close()
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(random)
+    pace = min(later - earlier for earlier, later in itertools.pairwise(seconds))
+    return Trial(len(series), pace, COPIES * stack.weights.nbytes + sum(held.values()))
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _cut(names: list[str], size: int) -> list[list[str]]:
+    """Cut names into pieces of nearly equal length, none longer than `size`."""
+    if not names:
+        return []
+    count = math.ceil(len(names) / size)
+    return [names[i::count] for i in range(count)]
+
+
+def _reason(trials: list[Trial], best: Trial, places: int, gpus: int) -> str:
+    where = f"{gpus} GPU(s)" if gpus else f"{places} process(es), one thread each"
+    timed = ", ".join(f"{1000 * t.seconds / t.models:.1f} ms in a stack of {t.models}" for t in trials)
+    return f"stacks of {best.models} on {where}; a step of one model took {timed}"

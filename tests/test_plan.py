@@ -1,0 +1,47 @@
+"""The plan: every series once, as many workers as asked, epochs that fit a budget, timed and not assumed."""
+
+import pytest
+from conftest import walk
+
+from cpbkit import plan as module
+from cpbkit.errors import CpbkitError
+from cpbkit.experiment import PRESETS, vary
+from cpbkit.plan import Trial, make_plan
+
+EXPERIMENT = vary(PRESETS["quick"], width=4, context=12, epochs=50)
+SERIES = {f"S{i}": walk(f"S{i}", 500 + 100 * i) for i in range(5)}
+
+
+def fake(seconds, size=1000):
+    return lambda experiment, series, device: Trial(len(series), seconds[len(series)], size * len(series))
+
+
+def test_a_plan_holds_every_series_once_and_states_the_steps_of_the_longest():
+    plan = make_plan(EXPERIMENT, SERIES, workers=2)
+    assert sorted(name for unit in plan.units for name in unit) == sorted(SERIES)
+    assert plan.workers == 2 and len(plan.units) >= 2
+    longest = 900 * 0.7 - EXPERIMENT.task.context - EXPERIMENT.task.horizon + 1
+    assert plan.steps == -(-int(longest) // EXPERIMENT.training.batch)
+    assert plan.epochs == 50 and plan.seconds > 0 and "a step of one model took" in plan.reason
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [({1: 1, 2: 1, 3: 1}, [2, 3]), ({1: 1, 2: 2.5, 3: 4}, [1] * 5)])
+def test_the_size_with_the_least_time_a_model_is_taken(monkeypatch, seconds, sizes):
+    monkeypatch.setattr(module, "_trial", fake(seconds))
+    assert sorted(map(len, make_plan(EXPERIMENT, SERIES, workers=2).units)) == sizes
+
+
+def test_a_stack_stays_within_the_free_memory(monkeypatch):
+    monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 4: 1, 5: 1}))
+    monkeypatch.setattr(module, "free_memory", lambda device: 3100 / module.MEMORY_SHARE)
+    assert max(map(len, make_plan(EXPERIMENT, SERIES, workers=0).units)) <= 3
+
+
+def test_a_budget_lowers_the_epochs_or_says_that_nothing_fits(monkeypatch):
+    monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 4: 1, 5: 1}))
+    whole = make_plan(EXPERIMENT, SERIES, workers=0)
+    half = make_plan(EXPERIMENT, SERIES, workers=0, minutes=whole.seconds / 60 / 2)
+    assert half.epochs == int(50 / 2 * module.BUDGET_SHARE)
+    assert half.seconds <= whole.seconds / 2
+    with pytest.raises(CpbkitError, match=r"one epoch of 5 models takes about 0\.2 min here.*got a budget of 0\.1 min"):
+        make_plan(EXPERIMENT, SERIES, workers=0, minutes=0.1)
