@@ -1,0 +1,115 @@
+"""Context series (stock indices, gold, the dollar) from Yahoo, through yfinance: extra `cpbkit[yahoo]`.
+
+Never a stand-in for the bars of a venue: Yahoo's crypto volumes have holes, so volume is not even kept.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name
+from cpbkit.errors import DataError, SourceError, check_name
+
+PRICES = ("open", "high", "low", "close")
+# How many days back Yahoo serves each interval; 0: all there is.
+REACH = {"1m": 7, "5m": 60, "15m": 60, "30m": 60, "1h": 730, "1d": 0, "1w": 0}
+
+
+def fetch_context(
+    tickers: Iterable[str],
+    interval: str,
+    start: str,
+    end: str,
+    *,
+    download: Callable[..., pd.DataFrame] | None = None,
+    now: Any = None,
+) -> dict[str, pd.DataFrame]:
+    """Fetch bars of other markets: for each ticker the float64 columns open high low close on `close_time` (UTC).
+
+    start, end: days, both inclusive. close_time is bar start plus interval: at the latest then the bar is known
+    (a stock exchange's day ends earlier). Prices are not adjusted for dividends: that would move the past by what
+    came later. Bars that close after `now` are left out. download: stands in for yfinance.download.
+    Raises DataError for dates beyond Yahoo's reach, before any request; SourceError for tickers without bars.
+    """
+    tickers = list(dict.fromkeys(ticker.upper() for ticker in tickers))
+    check_name("interval", interval, REACH)
+    now = pd.Timestamp.now("UTC") if now is None else pd.Timestamp(now).tz_convert("UTC")
+    first, after = pd.Timestamp(start, tz="UTC"), pd.Timestamp(end, tz="UTC") + pd.Timedelta(days=1)
+    if not tickers or first >= after:
+        raise DataError(f"one ticker or more, and start not after end; got {tickers}, {start} .. {end}")
+    oldest = now - pd.Timedelta(days=REACH[interval])
+    if REACH[interval] and first < oldest:
+        longer = [name for name, days in REACH.items() if not days or first >= now - pd.Timedelta(days=days)]
+        raise DataError(
+            f"Yahoo serves {interval} bars of the last {REACH[interval]} days, from {oldest:%Y-%m-%d} on; got start "
+            f"{start}. Start later, or ask for {', '.join(longer)}"
+        )
+    raw = (download or _yfinance())(
+        tickers,
+        interval={"1w": "1wk"}.get(interval, interval),
+        start=f"{first:%Y-%m-%d}",
+        end=f"{after:%Y-%m-%d}",  # exclusive there
+        auto_adjust=False,
+        actions=False,
+        ignore_tz=False,  # days too keep their zone: without it nobody knows when they ended
+        progress=False,
+        multi_level_index=True,
+    )
+    return _by_ticker(raw, tickers, INTERVAL_SECONDS[interval], now)
+
+
+def join_context(klines: Klines, context: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Put the last closed bar of each context series beside each bar: float64 `<ticker>_close`, `<ticker>_return`.
+
+    Same index as the klines. A bar counts as known from its close on, and row t is what is known when bar t closes.
+    The return is the log return of that context bar. Rows before the first closed bar are NaN.
+    """
+    _, interval = split_name(klines.passport.series)
+    known_at = klines.frame.index + pd.Timedelta(seconds=INTERVAL_SECONDS[interval])
+    left = pd.DataFrame({"close_time": known_at.as_unit("ns")})
+    columns = {}
+    for ticker, bars in context.items():
+        right = pd.DataFrame(
+            {
+                "close_time": bars.index.as_unit("ns"),
+                f"{ticker}_close": bars["close"].to_numpy(float),
+                f"{ticker}_return": np.log(bars["close"]).diff().to_numpy(float),
+            }
+        )
+        joined = pd.merge_asof(left, right, on="close_time", direction="backward")
+        columns |= {name: joined[name].to_numpy() for name in right.columns[1:]}
+    return pd.DataFrame(columns, index=klines.frame.index)
+
+
+def _yfinance() -> Callable[..., pd.DataFrame]:
+    try:
+        import yfinance
+    except ImportError:
+        raise SourceError(
+            'context series come through yfinance, which is not installed: pip install "cpbkit[yahoo]"'
+        ) from None
+    return yfinance.download
+
+
+def _by_ticker(raw: pd.DataFrame | None, tickers: list[str], step: int, now: pd.Timestamp) -> dict[str, pd.DataFrame]:
+    context: dict[str, pd.DataFrame] = {}
+    for ticker in tickers:
+        if raw is None or not len(raw) or ("Close", ticker) not in raw.columns:
+            continue
+        if raw.index.tz is None:
+            raise SourceError("bars need times with a zone; yfinance gave none. Update it: pip install -U yfinance")
+        frame = pd.DataFrame({price: raw[(price.title(), ticker)].astype(float) for price in PRICES})
+        frame.index = (raw.index.tz_convert("UTC") + pd.Timedelta(seconds=step)).rename("close_time")
+        frame = frame[frame.notna().all(axis=1) & (frame > 0).all(axis=1) & (frame.index <= now)].sort_index()
+        frame = frame[~frame.index.duplicated(keep="last")]
+        if len(frame):
+            context[ticker] = frame
+    lacking = [ticker for ticker in tickers if ticker not in context]
+    if lacking:
+        raise SourceError(
+            f"Yahoo gave no closed bar of {', '.join(lacking)}: check the ticker at finance.yahoo.com, or the dates; "
+            "Yahoo also turns away whole networks for a while (notebook services share addresses): try again later"
+        )
+    return context

@@ -1,0 +1,155 @@
+"""Context series: Yahoo's limits before any request, frames as yfinance returns them, and a join without look-ahead."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cpbkit.data.klines import validate
+from cpbkit.data.yahoo import fetch_context, join_context
+from cpbkit.errors import DataError, SourceError, UnknownName
+
+NOW = pd.Timestamp("2025-06-10 14:40", tz="UTC")
+
+
+def yahoo_frame(tickers, index):
+    """Return a frame of the shape of yfinance.download: columns (Price, Ticker), sorted; a row where any has one."""
+    rng = np.random.default_rng(1)
+    fields = ["Adj Close", "Close", "High", "Low", "Open", "Volume"]
+    columns = pd.MultiIndex.from_product([fields, sorted(tickers)], names=["Price", "Ticker"])
+    values = np.exp(rng.normal(4, 0.01, (len(index), len(columns))))
+    return pd.DataFrame(values, index.rename("Datetime"), columns)
+
+
+class Download:
+    """Stand in for yfinance.download: remember the question, answer with a frame."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def __call__(self, tickers, **arguments):
+        self.asked.append((tickers, arguments))
+        return self.answer
+
+
+def hours(start, count, zone="America/New_York"):
+    return pd.date_range(start, periods=count, freq="h", tz=zone)
+
+
+def bars(start, count, interval="15m"):
+    index = pd.date_range(start, periods=count, freq={"15m": "15min", "1h": "h"}[interval], tz="UTC")
+    frame = pd.DataFrame(1.0, index, ["open", "high", "low", "close", "volume"])
+    return validate(frame, f"BTCUSDT_{interval}")
+
+
+def test_what_yfinance_is_asked_and_what_comes_back():
+    raw = yahoo_frame(["SPY", "GC=F"], hours("2025-06-09 09:30", 7))
+    raw.loc[raw.index[2], (slice(None), "SPY")] = np.nan  # the other market traded, this one did not
+    download = Download(raw)
+    got = fetch_context(["spy", "GC=F"], "1h", "2025-06-09", "2025-06-09", download=download, now=NOW)
+    tickers, arguments = download.asked[0]
+    assert tickers == ["SPY", "GC=F"] and arguments["interval"] == "1h"
+    assert (arguments["start"], arguments["end"]) == ("2025-06-09", "2025-06-10")  # theirs is exclusive
+    assert arguments["auto_adjust"] is False and arguments["ignore_tz"] is False
+    assert len(got["GC=F"]) == 7 and len(got["SPY"]) == 6
+    assert list(got["SPY"].columns) == ["open", "high", "low", "close"]
+    assert got["GC=F"].index[0] == pd.Timestamp("2025-06-09 14:30", tz="UTC")  # 09:30 in New York, an hour long
+    assert got["GC=F"]["close"].iloc[0] == raw[("Close", "GC=F")].iloc[0]
+
+
+def test_the_running_bar_is_left_out():
+    raw = yahoo_frame(["SPY"], hours("2025-06-10 09:30", 2))  # 09:30 closes at 14:30 UTC, 10:30 is still running
+    got = fetch_context(["SPY"], "1h", "2025-06-10", "2025-06-10", download=Download(raw), now=NOW)
+    assert list(got["SPY"].index) == [pd.Timestamp("2025-06-10 14:30", tz="UTC")]
+
+
+@pytest.mark.parametrize(
+    "interval, start, message",
+    [
+        ("15m", "2025-04-01", r"15m bars of the last 60 days, from 2025-04-11 on; got start 2025-04-01.*1h, 1d, 1w"),
+        ("1h", "2023-01-01", r"1h bars of the last 730 days, from 2023-06-11 on.*ask for 1d, 1w"),
+        ("1m", "2025-06-01", "the last 7 days"),
+        ("1d", "2025-07-01", "start not after end"),
+    ],
+)
+def test_limits_are_told_before_any_request(interval, start, message):
+    download = Download(None)
+    with pytest.raises(DataError, match=message):
+        fetch_context(["SPY"], interval, start, "2025-06-09", download=download, now=NOW)
+    assert download.asked == []
+
+
+def test_days_reach_back_without_limit_and_close_at_the_end_of_their_own_day():
+    days = pd.DatetimeIndex(["1990-01-02", "1990-01-03"], tz="America/New_York")
+    got = fetch_context(["SPY"], "1d", "1990-01-01", "1990-01-04", download=Download(yahoo_frame(["SPY"], days)))
+    assert got["SPY"].index[0] == pd.Timestamp("1990-01-03 05:00", tz="UTC")
+
+
+@pytest.mark.parametrize("answer", [None, pd.DataFrame(), "nan"])
+def test_tickers_without_bars_are_named(answer):
+    if isinstance(answer, str):
+        answer = yahoo_frame(["SPY", "SPYY"], hours("2025-06-09 09:30", 3))
+        answer.loc[:, (slice(None), "SPYY")] = np.nan  # how yfinance returns a ticker that failed
+    with pytest.raises(SourceError, match=r"no closed bar of .*SPYY: check the ticker"):
+        fetch_context(["SPY", "SPYY"], "1h", "2025-06-09", "2025-06-09", download=Download(answer), now=NOW)
+
+
+def test_times_without_a_zone_are_refused():
+    raw = yahoo_frame(["SPY"], hours("2025-06-09 09:30", 3, zone=None))
+    with pytest.raises(SourceError, match="times with a zone"):
+        fetch_context(["SPY"], "1h", "2025-06-09", "2025-06-09", download=Download(raw), now=NOW)
+
+
+def test_without_yfinance_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yfinance", None)
+    with pytest.raises(SourceError, match=r'pip install "cpbkit\[yahoo\]"'):
+        fetch_context(["SPY"], "1d", "2025-06-09", "2025-06-09", now=NOW)
+
+
+def test_an_interval_that_yahoo_lacks_is_named():
+    with pytest.raises(UnknownName, match="interval must be a known name; got '4h'"):
+        fetch_context(["SPY"], "4h", "2025-06-09", "2025-06-09", now=NOW)
+
+
+def test_the_join_takes_the_last_closed_bar():
+    raw = yahoo_frame(["SPY"], hours("2025-06-09 09:30", 3))  # close at 14:30, 15:30, 16:30 UTC
+    context = fetch_context(["SPY"], "1h", "2025-06-09", "2025-06-09", download=Download(raw), now=NOW)
+    klines = bars("2025-06-09 14:00", 8)  # close at 14:15, 14:30, ..., 16:00
+    got = join_context(klines, context)
+    assert got.index.equals(klines.frame.index) and list(got.columns) == ["SPY_close", "SPY_return"]
+    close = raw[("Close", "SPY")].to_numpy()
+    expected = [np.nan, *[close[0]] * 4, *[close[1]] * 3]
+    assert np.array_equal(got["SPY_close"], expected, equal_nan=True)
+    assert got["SPY_return"].iloc[:5].isna().all()
+    assert np.allclose(got["SPY_return"].iloc[5:], np.log(close[1] / close[0]))
+
+
+@pytest.mark.parametrize("interval", ["15m", "1h"])
+@pytest.mark.parametrize("t", [0, 7, 23, 40])
+def test_the_join_does_not_look_ahead(interval, t):
+    klines = bars("2025-05-01 00:00", 48, interval)
+    closes = klines.frame.index[t] + pd.Timedelta(interval.replace("m", "min"))
+    raw = yahoo_frame(["SPY", "^VIX"], hours("2025-04-30 12:30", 80))
+
+    def join(frame):
+        context = fetch_context(["SPY", "^VIX"], "1h", "2025-04-30", "2025-05-03", download=Download(frame), now=NOW)
+        return join_context(klines, context).iloc[: t + 1]
+
+    unknown = raw.index + pd.Timedelta(hours=1) > closes
+    assert unknown.any() and not unknown.all()
+    changed = raw.copy()
+    changed.loc[unknown] *= 7.0
+    pd.testing.assert_frame_equal(join(raw), join(changed), check_exact=True)
+    pd.testing.assert_frame_equal(join(raw), join(raw[~unknown]), check_exact=True)
+    last = raw[("Close", "^VIX")][~unknown].iloc[-1]
+    assert join(raw)["^VIX_close"].iloc[-1] == last  # and nothing that is known is held back
+
+
+def test_weekends_keep_the_last_close():
+    days = pd.DatetimeIndex(["2025-06-05", "2025-06-06", "2025-06-09"], tz="America/New_York")
+    context = fetch_context(
+        ["SPY"], "1d", "2025-06-05", "2025-06-09", download=Download(yahoo_frame(["SPY"], days)), now=NOW
+    )
+    got = join_context(bars("2025-06-07 12:00", 24, "1h"), context)["SPY_close"]
+    assert got.nunique() == 1 and got.notna().all()
