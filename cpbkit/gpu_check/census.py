@@ -39,6 +39,7 @@ class Census(TorchDispatchMode):
         self.live: list[int] = []  # bytes made since the start that are alive, after each step
         self.recurrences: list[Recurrence] = []  # library layers that were called
         self.gates = 0  # sigmoids and tanhs: many of them are a recurrence written out
+        self.precision = "float32"  # of the last matrix product
         self.optimizer_kernels = 0  # launches of an optimiser that walks tensor by tensor
         self.paused = True  # until entered, and within a layer that is counted as a whole
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -71,6 +72,8 @@ class Census(TorchDispatchMode):
         if packet in LIBRARY:
             self.recurrences.append(Recurrence())
         formula = flop_registry.get(packet)
+        if formula:
+            self.precision = str(read[0].dtype).removeprefix("torch.")
         flop = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         self.costs.append((flop, sum(t.nbytes for t in read) + sum(t.nbytes for t in made)))
         return out

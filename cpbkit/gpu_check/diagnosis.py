@@ -11,7 +11,7 @@ NAN = float("nan")
 class Policy:
     """The thresholds; they travel with every verdict."""
 
-    least_excess: float = 0.10  # a ratio must exceed 1 by this, and by `sigmas` spreads
+    least_excess: float = 0.10  # a ratio must exceed 1 by this, and by `sigmas` standard errors
     sigmas: float = 3.0
     copy_share: float = 0.15  # of the device time: above, copies are the reason
     filled_share: float = 0.30  # of the multiprocessors: below, the device waits for its own latency
@@ -39,7 +39,7 @@ class Numbers:
     optimizer_share: float = 0.0  # of H, spent in an optimiser that walks tensor by tensor
     steps_share: float = 1.0  # of the wall time of what was timed, spent in steps
     growth: float = 0.0  # bytes of live memory a step, where it grows steadily
-    spread: float = 0.0  # relative standard deviation, robust, the largest of the blocks of W and N
+    spread: float = 0.0  # relative standard error of the medians, the largest
     batch: int = 0  # samples a step
     workers: int = 0  # of the loader
     rnn: str = ""  # "" none | cudnn persistent | cudnn standard | native | cells
@@ -100,6 +100,10 @@ VERDICTS = {
     "DEVICE_BOUND": "The device itself sets the pace: this is what it should look like.",
     "INCONCLUSIVE": "The differences are within the noise of this measurement.",
 }
+ON_CPU = {  # what the same verdict means where there is no device beside the host
+    "HOST_BOUND": "Starting many small operators takes more time than their arithmetic.",
+    "DEVICE_BOUND": "The arithmetic sets the pace of this CPU.",
+}
 STOPPERS = tuple(VERDICTS)[:4]  # nothing can be measured before these are cured
 CURES = {  # verdict -> the fixes that could cure it, the best first
     "GPU_IDLE_OUTSIDE_STEPS": ("less between steps",),
@@ -141,10 +145,11 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
         "CUDA graph": (n.loop / launched, f"the device needs {n.device:.3g} ms of {n.loop:.3g}"),
         "stack of series": (n.loop / launched, "many series a launch; a series, not a step, gets faster"),
     }
-    if n.serial:
-        del fixes["CUDA graph"]
     if n.rnn in ("cells", "native"):
         fixes = {"library layer": (n.loop / launched, f"{n.kernels:,.0f} calls a step, written out"), **fixes}
+    if n.serial:  # on a CPU larger operators also compute faster: no bound from the calls alone
+        del fixes["CUDA graph"]
+        fixes |= {name: (NAN, why) for name, (_, why) in fixes.items() if name in ("library layer", "stack of series")}
     if not n.serial:
         fixes["no waits"] = (n.loop / predict(n, lost=0.0), f"{n.waits:.3g} waits a step")
     if n.optimizer_share > 0:
@@ -195,7 +200,7 @@ def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Po
     if n.growth > 0:
         cause = "a list of losses, or a state carried along without detach()?"
         beside.append(f"MEMORY_GROWTH: live memory grows by {n.growth / 1024:,.0f} KB a step: {cause}")
-    text = dict(environment).get(verdict) or VERDICTS[verdict]
+    text = dict(environment).get(verdict) or (ON_CPU.get(verdict) if n.serial else None) or VERDICTS[verdict]
     return Diagnosis(verdict, reason, text, tuple(evidence), tuple(fixes), tuple(beside), policy)
 
 

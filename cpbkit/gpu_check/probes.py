@@ -112,9 +112,10 @@ def time_block(clock, run: Callable[[], object], times: int = 1) -> float:
 
 
 def find_middle(values: list[float]) -> tuple[float, float]:
-    """Return the median and the relative spread: the median absolute deviation in standard deviations of a normal."""
+    """Return the median and its relative standard error, by the median absolute deviation of a normal."""
     middle = median(values)
-    return middle, 1.4826 * median(abs(v - middle) for v in values) / middle if middle > 0 else 0.0
+    deviation = 1.4826 * median(abs(v - middle) for v in values)
+    return middle, 1.2533 * deviation / math.sqrt(len(values)) / middle if middle > 0 else 0.0
 
 
 @dataclass(frozen=True)

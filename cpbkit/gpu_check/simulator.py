@@ -83,7 +83,7 @@ class Machine:
         launches = self.workload.launches
         waits = ["loop.py:1"] * (sum(x.waits for x in launches) + self.workload.copy_waits)
         counted = {"kernels": len(launches), "waits": waits, "live": [], "gates": 0, "recurrences": []}
-        return SimpleNamespace(optimizer_kernels=0, **counted)
+        return SimpleNamespace(optimizer_kernels=0, precision="float32", **counted)
 
     def batches(self) -> Iterator[torch.Tensor]:
         while True:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.census import Census
+from cpbkit.gpu_check.chips import find_chip
 from cpbkit.gpu_check.diagnosis import NAN, Numbers
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.monitor import growth
@@ -44,6 +45,7 @@ class Step:
     device: str = ""  # "" takes the GPU where there is one
     samples: int = 0  # a batch; 0 takes the length of its first tensor
     workers: int = 0  # of the loader
+    batch_axis: int = 0  # along which the samples of a batch lie
     variants: dict[str, "Step"] = field(default_factory=dict)  # fix -> the step with it applied
     stacked: Callable[[int], "Step"] | None = None  # the same step for n series at once
 
@@ -78,18 +80,18 @@ def measure(step: Step, clock=None, seconds: float = 20.0) -> Measured:
 
 
 def _measure(step: Step, clock, seconds: float) -> Measured:
-    with _phase("first batch"):
+    with phase("first batch"):
         feed = _Feed(step.batches)
         batch = feed()
         resident = to_device(batch, step.place)
-    with _phase("first step"):
+    with phase("first step"):
         once = min(time_block(clock, lambda: _check(step.train(batch))) for _ in range(2))
     if once > seconds / 8:
         raise StepFailed(
             f"one step takes {once:.1f} s, seen in the phase 'first step'; a diagnosis needs more than thirty: "
             f"hand over a smaller step, or more than {seconds:.0f} seconds"
         )
-    with _phase("warm-up"):
+    with phase("warm-up"):
         each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
     census = clock.census() if hasattr(clock, "census") else take_census(step, batch)
     runs = {"loop": lambda: step.train(feed()), "cached": lambda: step.train(batch)}
@@ -102,7 +104,7 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
     memory = []
     for _ in range(BLOCKS):
         for kind, run in runs.items():
-            with _phase(kind):
+            with phase(kind):
                 for _ in range(AHEAD * step.workers if kind == "loop" else 0):
                     run()  # batches the workers had ready from the pause: they would flatter the loop
                 times[kind].append(time_block(clock, run, steps))
@@ -110,7 +112,7 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
     middle = {kind: find_middle(values) for kind, values in times.items()}
     loader = 0.0
     if step.batches:
-        with _phase("loader"):
+        with phase("loader"):
             loader = find_middle([time_block(clock, feed, steps) for _ in range(3)])[0]
     cached = middle["cached"][0] * 1e3
     slope, leaks = growth(census.live[2:] if clock.serial else memory[len(runs) :])
@@ -126,24 +128,32 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
         optimizer_share=census.optimizer_kernels / max(census.kernels, 1),
         growth=slope if leaks else 0.0,
         spread=max(spread for _, spread in middle.values()),
-        batch=step.samples or count_samples(batch),
+        batch=step.samples or count_samples(batch, step.batch_axis),
         workers=step.workers,
+        arithmetic=_arithmetic(census, step.place),
+        precision=census.precision,
         rnn="cells" if census.gates >= GATES and not census.recurrences else "",
         capability=torch.cuda.get_device_capability() if step.place.startswith("cuda") else (0, 0),
         serial=clock.serial,
         misplaced=tuple(find_misplaced(step.model, None, step.optimizer, step.place)),
         wait_lines=tuple(dict.fromkeys(census.waits)),
     )
-    with _phase("enqueue"):
+    with phase("enqueue"):
         if clock.serial:
             return _split_serial(clock, numbers)
         return _split_device(clock, numbers, step, batch, resident)
 
 
 def _split_serial(clock, n: Numbers) -> Measured:
-    """Share a step of a CPU between starting operators and computing: calls x the cost of an empty call."""
-    tracked = torch.ones(1, requires_grad=True)
-    cost = measure_call(clock, lambda: tracked.add(1))
+    """Share a step of a CPU between starting operators and computing: calls x what a call on next to nothing costs."""
+    weight, census = torch.ones(2, 2, requires_grad=True), Census()
+
+    def call() -> None:
+        (weight @ weight).tanh().sum().backward()
+
+    with census:
+        call()
+    cost = measure_call(clock, call) / census.kernels
     host = min(n.kernels * cost / 1e3, 0.95 * n.cached)
     method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, the rest is arithmetic"
     return Measured(replace(n, host=max(host, 1e-6), device=max(n.cached - host, 1e-6)), method, ())
@@ -181,12 +191,21 @@ def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
 
 def _double(clock, step: Step, resident, plug, n: Numbers) -> float:
     """Return the device time of twice the batch over that of one; NaN where the step does not take it."""
-    twice = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, resident)
+    twice = widen(resident, 2, step.batch_axis)
     try:
         doubled = run_plug(clock, lambda: step.train(twice), n.kernels, n.resident / 1e3)
     except (RuntimeError, ValueError):
         return NAN
     return doubled.device / plug.device
+
+
+def _arithmetic(census, place: str) -> float:
+    """Return the ms of the counted FLOP at the chip's stated peak; NaN for a chip without a name, or a cuDNN layer."""
+    chip = find_chip(torch.cuda.get_device_name(place)) if place.startswith("cuda") else None
+    if chip is None or census.recurrences:
+        return NAN
+    peak = chip.float16 if census.precision in ("float16", "bfloat16") else chip.float32
+    return sum(flop for flop, _ in census.costs) / peak * 1e3
 
 
 def _check(loss) -> None:
@@ -207,7 +226,8 @@ def _warm_up(clock, run: Callable[[], object], seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def _phase(name: str) -> Iterator[None]:
+def phase(name: str) -> Iterator[None]:
+    """Turn any error of the body into StepFailed with the phase's name."""
     try:
         yield
     except StepFailed:
@@ -236,7 +256,7 @@ def take_census(step: Step, batch) -> Census:
     census, seen = Census(), []
     hooks = census.watch(step.optimizer) if step.optimizer is not None else []
     try:
-        with _phase("counting"), census:
+        with phase("counting"), census:
             for _ in range(COUNTED):
                 seen = [census.kernels, census.gates, census.optimizer_kernels, len(census.waits)]
                 step.train(batch)
@@ -246,6 +266,7 @@ def take_census(step: Step, batch) -> Census:
     finally:
         for hook in hooks:
             hook.remove()
+    census.costs = census.costs[seen[0] :]
     census.kernels, census.gates = census.kernels - seen[0], census.gates - seen[1]
     census.optimizer_kernels, census.waits = census.optimizer_kernels - seen[2], census.waits[seen[3] :]
     return census
@@ -256,9 +277,14 @@ def to_device(batch, device: str):
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
 
 
-def count_samples(batch) -> int:
-    """Return the length of the first tensor of a batch."""
-    return next((len(t) for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), 0)
+def widen(batch, times: int, axis: int = 0):
+    """Repeat every tensor of a batch along the axis of its samples."""
+    return tree_map(lambda t: torch.cat([t] * times, axis) if isinstance(t, Tensor) and t.dim() > axis else t, batch)
+
+
+def count_samples(batch, axis: int = 0) -> int:
+    """Return the samples of a batch, by its first tensor."""
+    return next((t.shape[axis] for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > axis), 0)
 
 
 def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[str]:
