@@ -79,6 +79,8 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.today = today
         self.rows: dict[tuple[str, str, str], list[list[str]]] = {}
+        self.by_day: dict[tuple[str, ...], tuple] = {}
+        self.built: dict[tuple[str, str], bytes | None] = {}
         self.edited: dict[str, list[list[str]]] = {}  # name of a zip: rows that it holds in place of the true ones
         self.hidden: set[str] = set()  # names of zips that are not there
         self.faults: list[Fault] = []
@@ -103,22 +105,33 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         name = f"{symbol}-{interval}-{date}"
         if f"{name}.zip" in self.hidden or date >= self.today[: len(date)]:
             return None
-        rows = self.edited.get(f"{name}.zip")
-        if rows is None:
-            low, high = milliseconds(date if len(date) == 10 else f"{date}-01"), None
-            span = 31 if len(date) == 7 else 1
-            high = low + span * 86_400_000
-            near = [r for r in self.rows.get((market, symbol, interval), []) if low <= int(r[0]) < high]
-            rows = [r for r in near if day_of(r).startswith(date)]
-        if not rows:
-            return None
-        if f"{name}.zip" not in self.edited and market == "spot" and int(rows[0][0]) >= MICROSECONDS_FROM:
-            rows = [[r[0] + "000", *r[1:6], r[6] + "999", *r[7:]] for r in rows]
-        text = io.StringIO()
-        if market != "spot" and date >= HEADER_FROM:
-            text.write(HEADER + "\n")
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        return zipped({f"{name}.csv": text.getvalue()})
+        if f"{name}.zip" in self.edited:
+            return packed(name, self.edited[f"{name}.zip"])
+        days = self.days(market, symbol, interval)
+        if (market, name) not in self.built:
+            rows = [row for day in days if day.startswith(date) for row in days[day]]
+            if market == "spot" and rows and int(rows[0][0]) >= MICROSECONDS_FROM:
+                rows = [[r[0] + "000", *r[1:6], r[6] + "999", *r[7:]] for r in rows]
+            header = HEADER + "\n" if market != "spot" and date >= HEADER_FROM else ""
+            self.built[market, name] = packed(name, rows, header) if rows else None
+        return self.built[market, name]
+
+    def days(self, *key: str) -> dict[str, list[list[str]]]:
+        rows = self.rows.get(key, [])
+        if self.by_day.get(key, (None,))[0] is not rows:
+            days: dict[str, list[list[str]]] = {}
+            for row in rows:
+                days.setdefault(day_of(row), []).append(row)
+            self.by_day[key] = (rows, days)
+            self.built.clear()
+        return self.by_day[key][1]
+
+
+def packed(name: str, rows: list[list[str]], header: str = "") -> bytes:
+    text = io.StringIO(header)
+    text.seek(0, io.SEEK_END)
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return zipped({f"{name}.csv": text.getvalue()})
 
 
 def day_of(row: list[str]) -> str:

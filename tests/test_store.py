@@ -172,7 +172,9 @@ def test_list_verify_and_remove(tmp_path):
     assert store.verify() == store.list()
     assert [e.series for e in store.remove("spot", "BTCUSDT_1h")] == ["BTCUSDT_1h"]
     assert [(e.market, e.series) for e in store.list()] == [("spot", "ETHUSDT_1h"), ("um", "BTCUSDT_1h")]
+    store.keep_part("spot", "SOLUSDT_1h", "a.zip", b"left by a fetch that never went on")
     assert len(store.remove()) == 2 and store.list() == ()
+    assert not list(tmp_path.rglob("a.zip*"))
 
 
 def test_writers_at_the_same_time_lose_nothing(tmp_path):

@@ -2,10 +2,11 @@
 
 import hashlib
 import os
+import queue
 import re
 import time
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -114,10 +115,11 @@ def fetch_klines(
     now = _now()
     check_name("market", market, _REST)
     first, last = days(start, end, now)
+    intervals = [check_name("interval", name, INTERVAL_SECONDS) for name in dict.fromkeys(intervals)]
     orders = [
         Order(symbol, interval, market, first, last, now, contract_of(symbol, market))
         for symbol in dict.fromkeys(symbols)
-        for interval in dict.fromkeys(check_name("interval", name, INTERVAL_SECONDS) for name in intervals)
+        for interval in intervals
     ]
     with Client(threads, patience) as client:
         fetch = _Fetch(client, hosts or Hosts.from_environment(), store or Store())
@@ -333,7 +335,7 @@ def _finish(order: Order, held: Holding, trouble: list[tuple[bool, Exception]]) 
         raise _Lost(" ".join(f"{r.rstrip('.')}." for r in refused or reasons), _cached(order, held))
     notes = list(order.notes)
     if held.damage:
-        notes.append(f"The cache file was damaged and its bars were fetched anew: {held.damage}.")
+        notes.append(f"A damaged file of the cache was passed over: {held.damage}.")
     if len(unknown):
         notes.append(f"{len(unknown)} bars from {stamp(unknown[0])} on could not be had: {' '.join(reasons)}.")
     elif reasons:
@@ -412,6 +414,7 @@ def _run(
     answers: dict[str, list[Any]] = {}
     left: dict[str, int] = {}
     waiting: dict[Future, tuple[str, int, str]] = {}
+    ready: queue.SimpleQueue[Future] = queue.SimpleQueue()  # wait() would look at every future each time
     finished = total = 0
     pool = ThreadPoolExecutor(threads, thread_name_prefix="klines")
 
@@ -428,24 +431,29 @@ def _run(
             left[name] = len(jobs)
             total += len(jobs)
             for slot, (text, job) in enumerate(jobs):
-                waiting[pool.submit(job)] = (name, slot, text)
+                future = pool.submit(job)
+                waiting[future] = (name, slot, text)
+                future.add_done_callback(ready.put)
 
     try:
         for name in plans:
             advance(name, None)
         while waiting:
-            for future in wait(waiting, timeout=1, return_when=FIRST_COMPLETED).done:
-                name, slot, text = waiting.pop(future)
-                error = future.exception()
-                if error is not None and not isinstance(error, SourceError | UnknownName):
-                    raise error  # a full disk, or a fault of ours: no series can go on
-                answers[name][slot] = future.result() if error is None else error
-                finished += 1
-                if progress:
-                    progress(finished, total, client.bytes, text)
-                left[name] -= 1
-                if not left[name]:
-                    advance(name, answers.pop(name))
+            try:
+                future = ready.get(timeout=1)  # so that a Ctrl-C is heard on Windows too
+            except queue.Empty:
+                continue
+            name, slot, text = waiting.pop(future)
+            error = future.exception()
+            if error is not None and not isinstance(error, SourceError | UnknownName):
+                raise error  # a full disk, or a fault of ours: no series can go on
+            answers[name][slot] = future.result() if error is None else error
+            finished += 1
+            left[name] -= 1
+            if progress:
+                progress(finished, total, client.bytes, text)
+            if not left[name]:
+                advance(name, answers.pop(name))
     finally:
         if waiting:
             client.stop()

@@ -106,7 +106,8 @@ def second_places() -> list[Path]:
     """
     named = [Path(p).expanduser() for p in os.environ.get("CPBKIT_CACHE_READ", "").split(os.pathsep) if p]
     kaggle = Path("/kaggle/input")
-    inputs = [found.parent for depth in ("*", "*/*", "*/*/*") for found in sorted(kaggle.glob(f"{depth}/klines"))]
+    # The two places of a dataset; a deeper search could walk through a million images.
+    inputs = [found.parent for at in ("*", "datasets/*/*") for found in sorted(kaggle.glob(f"{at}/klines"))]
     return [p for p in (*named, Path("/content/drive/MyDrive/cpbkit"), *inputs) if (p / "klines").is_dir()]
 
 
@@ -206,8 +207,9 @@ class Store:
             entry = _entry(path, whole=False)
             with self._lock(entry.market, entry.series):
                 path.unlink(missing_ok=True)
-            self._drop_parts(entry.market, entry.series)
             removed.append(entry)
+        for parts in (self.folder / "parts").glob(f"{market or '*'}/{series or '*'}"):
+            self._drop_parts(parts.parent.name, parts.name)
         return tuple(removed)
 
     def _files(self, market: str | None, series: str | None) -> tuple[Path, ...]:

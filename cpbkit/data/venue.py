@@ -66,6 +66,7 @@ LISTINGS: dict[str, str] = {
     "UNIUSDT": "2020-09-17 03:00",
     "AVAXUSDT": "2020-09-22 06:30",
     "NEARUSDT": "2020-10-14 05:00",
+    "INJUSDT": "2020-10-21 04:00",  # as announced; the others are measured
     "SHIBUSDT": "2021-05-10 11:00",
     "DYDXUSDT": "2021-09-09 02:00",
     "LUNAUSDT": "2022-05-31 06:00",
