@@ -1,13 +1,15 @@
-"""Where units of work run: in this process, or in a process a core or device."""
+"""Where units of work run: in this process, in a process a core or device, or on a Ray cluster."""
 
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from cpbkit.errors import CpbkitError
 
-Work = Callable  # unit -> iterator of messages
+Work = Callable  # unit, a dataclass with a name and a checkpoint -> iterator of messages
+RETRIES = 3  # of a unit whose node is lost
 
 
 class WorkerLost(CpbkitError):
@@ -69,3 +71,73 @@ def _serve(unit, work: Work, pipe: Connection) -> None:
         return  # the parent was interrupted or is gone, and has spoken
     except BaseException:
         pipe.send((None, traceback.format_exc()))
+
+
+def connect(address: str = "") -> dict[str, float]:
+    """Join a Ray cluster, or start one on this machine; return what it has: {"CPU": 8.0, "GPU": 1.0, ...}.
+
+    address: as `ray.init` takes it; empty takes RAY_ADDRESS, else this machine.
+    Errors: CpbkitError without ray, or when the cluster is not to be reached.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise CpbkitError("running on a cluster needs ray; install it with `pip install cpbkit[ray]`") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address or None, log_to_driver=False, logging_level="warning")
+        except (ConnectionError, ValueError) as error:
+            raise CpbkitError(f"no Ray cluster answers at {address or 'RAY_ADDRESS'}: {error}") from error
+    return ray.cluster_resources()
+
+
+def call_on_ray(function: Callable, *args, gpus: float = 0.0):
+    """Return function(*args), computed on a node of the cluster that `connect` joined."""
+    import ray
+
+    return ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(function).remote(*args))
+
+
+def on_ray(units: Sequence, work: Work, gpus: float = 0.0) -> Iterator:
+    """Run the units on the Ray cluster that `connect` joined, one CPU each and `gpus` of a GPU, which may be a part.
+
+    Messages stream back as they come. A unit whose node is lost starts again elsewhere from its last checkpoint.
+    Errors: WorkerLost when a unit is lost more than RETRIES times; an error inside a unit with its own traceback.
+    """
+    import ray
+
+    @ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, num_returns="streaming")
+    def serve(unit):
+        yield from work(unit)
+
+    def start(unit):
+        running[serve.remote(unit)] = unit
+
+    running: dict = {}
+    lost = dict.fromkeys((unit.name for unit in units), 0)
+    for unit in units:
+        start(unit)
+    try:
+        while running:
+            (stream, *_), _ = ray.wait(list(running), num_returns=1)
+            unit = running[stream]
+            try:
+                message = ray.get(next(stream))
+            except StopIteration:
+                del running[stream]
+                continue
+            except ray.exceptions.RayTaskError as error:
+                raise WorkerLost(f"the unit {unit.name} failed:\n{error}") from error
+            except ray.exceptions.RayError as error:
+                del running[stream]
+                lost[unit.name] += 1
+                if lost[unit.name] > RETRIES:
+                    raise WorkerLost(f"the unit {unit.name} was lost {lost[unit.name]} times: {error}") from error
+                start(unit)
+                continue
+            if (content := getattr(message, "content", None)) is not None:
+                running[stream] = replace(unit, checkpoint=content)
+            yield message
+    finally:
+        for stream in running:
+            ray.cancel(stream, force=True)

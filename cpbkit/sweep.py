@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -16,13 +16,13 @@ from cpbkit import __version__, atomic, executors
 from cpbkit.clock import Clock
 from cpbkit.data import binance, synthetic
 from cpbkit.data.klines import Klines
-from cpbkit.errors import DataError
+from cpbkit.errors import DataError, check_name
 from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.monitor import Monitor
-from cpbkit.plan import Plan, make_plan
+from cpbkit.plan import Plan, cores, make_plan
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
-from cpbkit.work import Checkpoint, Progress, Result, Shrunk, Unit, work
+from cpbkit.work import Checkpoint, Message, Progress, Result, Shrunk, Unit, work
 
 STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
 
@@ -35,10 +35,16 @@ class State:
     total: int
     stage: str = "starting"  # what it is doing now
     results: list[dict] = field(default_factory=list)  # lines of the ledger
+    ended: set[str] = field(default_factory=set)  # their series
     running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence and share done
     seconds_left: float | None = None
     samples_per_second: float = 0.0
     watch: Monitor | None = None
+
+    def add(self, line: dict) -> None:
+        """Take up a line of the ledger."""
+        self.results.append(line)
+        self.ended.add(line["series"])
 
     @property
     def done(self) -> int:
@@ -53,8 +59,7 @@ class State:
     @property
     def missing(self) -> list[str]:
         """Which series have no line in the ledger yet."""
-        done = {line["series"] for line in self.results}
-        return [name for name in self.experiment.series if name not in done]
+        return [name for name in self.experiment.series if name not in self.ended]
 
     @property
     def share(self) -> float:
@@ -67,33 +72,74 @@ def sweep(
     folder: str | os.PathLike,
     *,
     klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines]] | None = None,
+    executor: str = "auto",
     workers: int | None = None,
+    address: str = "",
+    gpus: float = 1.0,
     minutes: float | None = None,
     command: str = "",
     on_progress: Callable[[State], None] = lambda state: None,
 ) -> list[dict]:
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
-    klines: gets the bars, `load_klines` by default. workers, minutes: see `make_plan`; a budget counts from now.
-    command: kept for the report. What is in the folder already is kept, and an interrupted unit goes on from its
-    checkpoint. Errors: RunError for a folder in use or of other settings, DataError, OSError.
+    klines: gets the bars, `load_klines` by default.
+    executor: local (this process), processes (one a core or GPU), ray, or auto (processes where they pay).
+    workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs a stack, where
+    it has any. minutes: a budget from now. command: kept for the report.
+    What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
+    Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
+    check_name("executor", executor, ("auto", "local", "processes", "ray"))
     run, clock = Run(folder), Clock()
     state = State(experiment, len(experiment.series))
     with run.writing(experiment), Monitor() as state.watch:
-        state.results = run.results()
+        for line in run.results():
+            state.add(line)
         if state.missing:
             tell = _teller(run, state, on_progress)
             try:
-                _sweep(run, state, clock, tell, klines or load_klines, workers, minutes, command)
+                _save_about(run, command)
+                place = _place(executor, workers, address, gpus)
+                _sweep(run, state, clock, tell, klines or load_klines, place, minutes)
             finally:
                 _save_monitor(run, state.watch.frame())
                 run.add_clock(clock.take())
     return state.results
 
 
-def _sweep(run, state, clock, tell, klines, workers, minutes, command) -> None:
-    _save_about(run, command)
+@dataclass(frozen=True)
+class Place:
+    """Where the units run."""
+
+    executor: str  # as `sweep` takes it
+    workers: int | None  # as `make_plan` takes it
+    gpus: float = 0.0  # of the cluster, a stack
+
+    def plan(self, experiment: Experiment, series: dict[str, Series], minutes: float | None) -> Plan:
+        """Make the plan where the units will run."""
+        if self.executor == "ray":
+            return executors.call_on_ray(make_plan, experiment, series, self.workers, minutes, gpus=self.gpus)
+        return make_plan(experiment, series, self.workers, minutes)
+
+    def run(self, units: list[Unit], workers: int) -> Iterator[Message]:
+        """Run the units and stream their messages."""
+        if self.executor == "ray":
+            return executors.on_ray(units, work, self.gpus)
+        return executors.processes(units, work, workers) if workers else executors.local(units, work)
+
+
+def _place(executor: str, workers: int | None, address: str, gpus: float) -> Place:
+    if executor == "ray":
+        has = executors.connect(address)
+        gpus = gpus if has.get("GPU") else 0.0
+        count = int(has["GPU"] / gpus) if gpus else int(has["CPU"])
+        return Place(executor, workers or max(1, count), gpus)
+    if executor == "processes" and workers is None:
+        workers = torch.cuda.device_count() or cores()
+    return Place(executor, 0 if executor == "local" else workers)
+
+
+def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
     with clock("bars"):
         tell("getting bars")
         bars = klines(state.experiment, tell)
@@ -106,18 +152,17 @@ def _sweep(run, state, clock, tell, klines, workers, minutes, command) -> None:
         raise DataError("no series of this experiment can be trained; the reasons are in the ledger")
     with clock("plan"):
         tell("timing a few steps")
-        plan = _read_plan(run) or make_plan(state.experiment, series, workers, minutes)
+        plan = _read_plan(run) or place.plan(state.experiment, series, minutes)
         _write_plan(run, plan)
     units = _units(run, state, plan, series, minutes)
-    execute = executors.processes(units, work, plan.workers) if plan.workers else executors.local(units, work)
     with clock("training"):
         tell(f"training, {plan.reason}")
         pace = None
-        for message in execute:
+        for message in place.run(units, plan.workers):
             match message:
                 case Result():
                     state.running.pop(message.line["series"], None)
-                    if message.line["series"] in state.missing:
+                    if message.line["series"] not in state.ended:
                         _keep(run, state, message.line, message.model, bars)
                 case Checkpoint():
                     atomic.write_bytes(run.checkpoint(message.unit), message.content)
@@ -227,7 +272,7 @@ class Pace:
 def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:
     line = line | {"passport": bars[line["series"]].passport.to_dict()}
     run.finish(line, model)
-    state.results.append(line)
+    state.add(line)
 
 
 def _read_plan(run: Run) -> Plan | None:

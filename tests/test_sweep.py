@@ -83,7 +83,7 @@ def test_a_second_run_trains_nothing(undisturbed, monkeypatch):
 
 
 def test_processes_end_with_what_one_process_ends_with(tmp_path):
-    sweep(TINY, tmp_path / "two", workers=2)
+    sweep(TINY, tmp_path / "two", executor="processes", workers=2)
     plan = json.loads((tmp_path / "two/progress/plan.json").read_text())
     assert sorted(name for unit in plan["units"] for name in unit) == sorted(TINY.series)
     (tmp_path / "one/progress").mkdir(parents=True)
@@ -199,3 +199,49 @@ def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
     assert time.monotonic() - begun < 60
     assert {line["reason"] for line in results} == {"the time is up"}
     assert all(line["test"]["price"]["windows"] for line in results)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path, undisturbed):
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install cpbkit[ray]")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        lost = []
+
+        def hear(state):
+            if state.running and not lost:
+                lost.append(second)
+                cluster.remove_node(second)
+
+        (tmp_path / "local/progress").mkdir(parents=True)
+        sweep(TINY, tmp_path / "ray", executor="ray", address=cluster.address, on_progress=hear)
+        assert lost
+        plan = (tmp_path / "ray/progress/plan.json").read_text()
+        assert len(json.loads(plan)["units"]) > 1
+        (tmp_path / "local/progress/plan.json").write_text(plan)
+        sweep(TINY, tmp_path / "local", executor="local")
+        assert_same_run(tmp_path / "ray", tmp_path / "local")
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
+    symbols = tuple(f"COIN{i}USDT" for i in range(10_000))
+    many = vary(TINY, symbols=symbols)
+    with Run(tmp_path).writing(many) as run:
+        for name in many.series[:200]:
+            run.finish({"series": name, "status": "done"}, None)
+    line = (tmp_path / "results.jsonl").read_bytes().splitlines()[0]
+    (tmp_path / "results.jsonl").write_bytes(
+        b"".join(line.replace(b"COIN0USDT", symbol.encode()) + b"\n" for symbol in symbols[:9_999])
+    )
+    state = module.State(many, len(many.series))
+    for one in Run(tmp_path).results():
+        state.add(one)
+    assert state.missing == [many.series[-1]] and state.done == 9_999
+    plan = Plan([list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, workers=8, devices=["cpu"])
+    assert len(plan.named_units()) == 250
