@@ -160,14 +160,28 @@ def split(series: Series, task: Task) -> Splits:
     """
     n, purge = len(series), task.purge or task.horizon
     a, b = round(n * task.train), round(n * (task.train + task.validation))
-    bounds = {"train": (0, a), "validation": (a + purge, b), "test": (b + purge, n)}
-    parts = {name: origins(series, task.context, task.horizon, *rows) for name, rows in bounds.items()}
+    return _splits(series, task, {"train": (0, a), "validation": (a + purge, b), "test": (b + purge, n)}, False)
+
+
+def split_rows(series: Series, task: Task, train: int, validation: int, test: int) -> Splits:
+    """Split the first rows as published tables do: so many rows a split, no gap, contexts reach back over the border.
+
+    Errors: DataError when the rows are not there, or a split holds fewer than MIN_WINDOWS windows.
+    """
+    a, b, c = np.cumsum([train, validation, test]).tolist()
+    if min(train, validation, test) < 1 or c > len(series):
+        raise DataError(f"{series.name} has {len(series)} rows; got splits of {train} + {validation} + {test}")
+    return _splits(series, task, {"train": (0, a), "validation": (a, b), "test": (b, c)}, True)
+
+
+def _splits(series: Series, task: Task, bounds: dict[str, tuple[int, int]], reach_back: bool) -> Splits:
+    parts = {name: origins(series, task.context, task.horizon, *rows, reach_back) for name, rows in bounds.items()}
     for name, rows in parts.items():
         if len(rows) < MIN_WINDOWS:
             raise DataError(
                 f"{series.name}: the {name} split needs at least {MIN_WINDOWS} windows of {task.context} + "
-                f"{task.horizon} bars without a gap; got {len(rows)} from {n} bars. Ask for a longer range or a "
-                "shorter context"
+                f"{task.horizon} bars without a gap; got {len(rows)} from {len(series)} bars. Ask for a longer range "
+                "or a shorter context"
             )
     return Splits(bounds=bounds, **parts)
 
@@ -203,9 +217,16 @@ class Scaler:
 class Windows:
     """The windows of M series on one device. Memory grows with the bars, not with bars x context."""
 
-    def __init__(self, series: Sequence[Series], task: Task, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        series: Sequence[Series],
+        task: Task,
+        device: torch.device,
+        dtype: torch.dtype,
+        splits: Sequence[Splits] | None = None,
+    ):
         self.series, self.task, self.device = list(series), task, torch.device(device)
-        self.splits = [split(s, task) for s in self.series]
+        self.splits = [split(s, task) for s in self.series] if splits is None else list(splits)
         self.scalers = [Scaler.fit(s, p, task) for s, p in zip(self.series, self.splits, strict=True)]
         offsets = np.cumsum([0, *(len(s) for s in self.series)])
         tables: dict[str, list[np.ndarray]] = {"inputs": [], "levels": [], "anchors": []}

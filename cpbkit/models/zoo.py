@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from cpbkit.errors import check_name
 from cpbkit.experiment import Model, Task
@@ -25,3 +26,12 @@ MODELS = {
 def build(models: int, task: Task, settings: Model) -> nn.Module:
     """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K)."""
     return MODELS[check_name("model", settings.name, MODELS)](models, task, settings)
+
+
+@torch.no_grad()
+def restore(task: Task, settings: Model, weights: dict[str, Tensor]) -> nn.Module:
+    """Build one model with weights as `Stack.export` gives them: (1, B, L, C), last (1, B, K) -> (1, B, H, K)."""
+    net = build(1, task, settings)
+    for name, parameter in net.named_parameters():
+        parameter.data = weights[name][None].clone()
+    return net.eval()

@@ -1,0 +1,171 @@
+"""Any time series table: train one model as published tables do, and measure its errors on the scaled columns."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from cpbkit.errors import CpbkitError, check_name
+from cpbkit.experiment import PRESETS, Experiment, Model, vary
+from cpbkit.models import zoo
+from cpbkit.stack import Stack
+from cpbkit.train import Fit, fit, precision
+from cpbkit.windows import Windows, from_table, split_rows
+
+PERSISTENCE = "persistence"
+CHOICES = (PERSISTENCE, *(name for name, preset in PRESETS.items() if preset.task.target_scale != "none"))
+TEST_WINDOWS = 256  # a batch
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors over windows, horizon and columns, in units of each column's scale."""
+
+    windows: int
+    mse: float
+    mae: float
+
+
+@dataclass(frozen=True)
+class SeriesResult:
+    """How a model did on a table, beside the forecast that nothing changes."""
+
+    name: str
+    model: str
+    columns: tuple[str, ...]
+    context: int  # rows
+    horizon: int  # rows
+    windows: dict[str, int]  # of each split
+    errors: Errors
+    persistence: Errors
+    drop_last: int  # the batch whose incomplete last one is left out below; 0: none is
+    errors_dropped: Errors | None
+    persistence_dropped: Errors | None
+    by_column: dict[str, tuple[Errors, Errors]]  # the model's and persistence's
+    parameters: int = 0
+    epochs: int = 0
+    best_epoch: int = 0
+    seconds: float = 0.0  # of the training
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict:
+        """Return plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+def plan_series(
+    model: str, columns: Sequence[str], context: int, horizon: int, scale: str = "standard", settings: Mapping = {}
+) -> Experiment:
+    """Return the experiment of a preset, or of `persistence`, on the columns of a table; settings by their flat names.
+
+    scale: what the columns are divided by, standard (train deviation), persistence or none.
+    """
+    check_name("model", model, CHOICES)
+    base = Experiment(preset=model, model=Model(name=model)) if model == PERSISTENCE else PRESETS[model]
+    columns = tuple(columns)
+    task = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns), "target_scale": scale}
+    return vary(base, context=context, horizon=horizon, purge=0, input_clip=math.inf, **task, **settings)
+
+
+def run_series(
+    table: pd.DataFrame,
+    name: str,
+    experiment: Experiment,
+    rows: tuple[int, int, int],
+    *,
+    drop_last: int = 0,
+    slide_over_gaps: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> SeriesResult:
+    """Train on the first rows of a table, validate on the next, test on those that follow.
+
+    rows: (train, validation, test). drop_last: also leave out the last incomplete batch of test windows of this
+    size, as tables before mid-2024 did. slide_over_gaps: take rows as even steps, as published tables do.
+    Errors: DataError for a table that is too short or not finite, CpbkitError for a training that fell ill.
+    """
+    task, training, notes = experiment.task, experiment.training, []
+    series = from_table(name, table, task.features, task.targets)
+    gaps = int(series.segment[-1])
+    if gaps and slide_over_gaps:
+        series = from_table(name, table.reset_index(drop=True), task.features, task.targets)
+        notes.append(f"windows slide over {gaps} gaps in the times")
+    elif gaps:
+        notes.append(f"no window crosses one of the {gaps} gaps in the times")
+    splits = split_rows(series, task, *rows)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float64 if training.precision == "float64" else torch.float32
+    windows = Windows([series], task, device, dtype, [splits])
+    net, about = None, {}
+    if experiment.model.name != PERSISTENCE:
+        net, about = _train(windows, experiment, on_progress)
+    on_progress("testing")
+    with precision(training, device) as autocast, autocast:
+        errors, floor = _errors(net, windows)
+    kept = len(splits.test) // drop_last * drop_last if drop_last else 0
+    return SeriesResult(
+        name=name,
+        model=experiment.preset,
+        columns=task.targets,
+        context=task.context,
+        horizon=task.horizon,
+        windows={part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
+        errors=_mean(errors),
+        persistence=_mean(floor),
+        drop_last=drop_last,
+        errors_dropped=_mean(errors[:, :kept]) if kept else None,
+        persistence_dropped=_mean(floor[:, :kept]) if kept else None,
+        by_column={c: (_mean(errors[..., [k]]), _mean(floor[..., [k]])) for k, c in enumerate(task.targets)},
+        notes=tuple(notes),
+        **about,
+    )
+
+
+def _train(windows: Windows, experiment: Experiment, on_progress: Callable[[str], None]) -> tuple[nn.Module, dict]:
+    """Return the network with its best weights, and what to say of its training."""
+    training, name = experiment.training, windows.series[0].name
+    steps = training.steps or math.ceil(len(windows.splits[0].train) / training.batch)
+    stack = Stack(
+        lambda models: zoo.build(models, windows.task, experiment.model),
+        [name],
+        training,
+        windows.device,
+        windows.inputs.dtype,
+    )
+    parameters, begun = stack.parameters, time.monotonic()
+    for state in fit(Fit(stack), windows, training, steps):
+        if state.step == 0 and not state.finished:
+            best = min(state.curves[name]["validation"])
+            on_progress(f"epoch {state.epoch} of {training.epochs}, best validation loss {best:.4f}")
+        elif state.step % 16 == 1:
+            on_progress(f"epoch {state.epoch + 1} of {training.epochs}, step {state.step} of {steps}")
+    (finished,) = state.finished
+    if finished.status != "done":
+        raise CpbkitError(f"{name} fell ill: {finished.reason}")
+    about = {"parameters": parameters, "epochs": finished.epochs, "best_epoch": finished.best_epoch}
+    net = zoo.restore(windows.task, experiment.model, finished.weights).to(windows.device, windows.inputs.dtype)
+    return net, about | {"seconds": time.monotonic() - begun}
+
+
+@torch.no_grad()
+def _errors(net: nn.Module | None, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """Return squared and absolute error of the model and of persistence, mean over the horizon: two (2, W, K)."""
+    if net is not None:
+        net.eval()
+    found = []
+    for rows, _ in windows.batches("test", [0], TEST_WINDOWS):
+        x, last, y = windows.gather(rows)
+        error = y if net is None else net(x, last) - y
+        pair = [torch.stack([e.double().square().mean(2), e.double().abs().mean(2)], 1) for e in (error, y)]
+        found.append(torch.stack(pair)[:, 0])  # (2, 1, 2, B, K) -> (2, 2, B, K)
+    model, floor = torch.cat(found, 2).cpu().numpy()
+    return model, floor
+
+
+def _mean(errors: np.ndarray) -> Errors:
+    return Errors(errors.shape[1], *errors.mean((1, 2)).tolist())
