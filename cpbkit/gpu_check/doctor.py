@@ -157,7 +157,7 @@ def try_fixes(step: Step, diagnosis: Diagnosis, seconds: float) -> tuple[Gain, .
     return tuple(gains)
 
 
-def _loop(step: Step) -> Callable[[], object]:
+def loop_of(step: Step) -> Callable[[], object]:
     """Return one turn of the person's loop, loader included."""
     batches = itertools.chain.from_iterable(
         step.batches() if step.batches else itertools.repeat(None) for _ in itertools.count()
@@ -168,14 +168,14 @@ def _loop(step: Step) -> Callable[[], object]:
 def _try_variant(step: Step, name: str, seconds: float) -> Gain:
     other = step.variants[name]
     with preserved(other.train, other.batches, other.model, other.optimizer):
-        return compare(make_clock(step.place), _loop(step), _loop(other), seconds)
+        return compare(make_clock(step.place), loop_of(step), loop_of(other), seconds)
 
 
 def _try_resident(step: Step, name: str, seconds: float) -> Gain | None:
     if step.batches is None:
         return None
     held = [to_device(batch, step.place) for batch in itertools.islice(step.batches(), HELD)]
-    return compare(make_clock(step.place), _loop(step), _loop(replace(step, batches=lambda: held)), seconds)
+    return compare(make_clock(step.place), loop_of(step), loop_of(replace(step, batches=lambda: held)), seconds)
 
 
 def _try_fused(step: Step, name: str, seconds: float) -> Gain | None:
@@ -192,7 +192,7 @@ def _try_fused(step: Step, name: str, seconds: float) -> Gain | None:
         finally:
             _set_fused(optimizer, before)
 
-    run = _loop(step)
+    run = loop_of(step)
     return compare(make_clock(step.place), run, run, seconds, fused)
 
 
@@ -209,7 +209,7 @@ def _try_half(step: Step, name: str, seconds: float) -> Gain:
     def half():
         return torch.autocast(torch.device(step.place).type, dtype=torch.float16)
 
-    run = _loop(step)
+    run = loop_of(step)
     return compare(make_clock(step.place), run, run, seconds, half)
 
 
@@ -231,7 +231,7 @@ def _try_graph(step: Step, name: str, seconds: float) -> Gain | None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.train(batch)
-    return compare(make_clock(step.place), _loop(step), graph.replay, seconds)
+    return compare(make_clock(step.place), loop_of(step), graph.replay, seconds)
 
 
 def _try_larger(step: Step, name: str, seconds: float) -> Gain | None:
@@ -262,7 +262,7 @@ def _try_stack(step: Step, name: str, seconds: float) -> Gain | None:
         return None
     best = None
     for count in (8, 40):
-        gain = compare(make_clock(step.place), _loop(step), _loop(step.stacked(count)), seconds / 2)
+        gain = compare(make_clock(step.place), loop_of(step), loop_of(step.stacked(count)), seconds / 2)
         scaled = Gain("", gain.gain * count, gain.low * count, gain.high * count, note=f"a series, {count} in a stack")
         if best is None or scaled.gain > best.gain:
             best = scaled

@@ -79,7 +79,7 @@ def make_toy(
     torch.manual_seed(0)
     layer = layer or nn.LSTM(FEATURES, hidden, batch_first=True)
     model = Toy(layer, hidden).to(device, dtype)
-    adam = torch.optim.Adam(model.parameters(), **({"foreach": True} | optimizer))
+    adam = torch.optim.Adam(model.parameters(), **({"fused": True} | optimizer))
     if loader is None:
         windows = torch.randn(4 * BATCH, LENGTH, FEATURES), torch.randn(4 * BATCH, 1)
         batches = list(zip(*(t.split(BATCH) for t in windows), strict=True))
@@ -169,7 +169,7 @@ FAULTS = (
     Fault("LSTM cell written out", "HOST_BOUND", lambda d: make_toy(d, WrittenLSTM(FEATURES, 16), 16)),
     Fault("forty tiny layers", "HOST_BOUND", lambda d: make_toy(d, _small_layers(), FEATURES)),
     Fault("optimiser tensor by tensor", "HOST_BOUND", lambda d: make_toy(
-        d, _small_layers(), FEATURES, foreach=False)),
+        d, _small_layers(), FEATURES, foreach=False, fused=False)),
     Fault("loss.item() every step", "SYNC_BOUND", lambda d: make_toy(d, after=Tensor.item), look=_look_for_waits),
     Fault("anomaly detection left on", "DEBUG_MODE_ON", make_toy, around=_anomaly),
     Fault("a constant on another device", "MODEL_OR_DATA_ON_CPU", _misplaced),
@@ -238,11 +238,11 @@ def count_confusions(rows: list[dict]) -> pd.DataFrame:
 
 def render_faults(rows: list[dict]) -> str:
     """Write what was found for each fault, and the share that was right."""
-    lines = [f"  {'fault':<38}{'expected':<24}found"]
+    lines = [f"  {'fault':<42}{'expected':<24}found"]
     for row in rows:
         found = row["found"] or row["note"]
         mark = "" if not row["found"] or row["found"] == row["expected"] else "   <- wrong"
-        lines.append(f"  {row['fault']:<38}{row['expected']:<24}{found}{mark}")
+        lines.append(f"  {row['fault']:<42}{row['expected']:<24}{found}{mark}")
     tried = [row for row in rows if row["found"]]
     right = sum(row["found"] == row["expected"] for row in tried)
     return "\n".join(

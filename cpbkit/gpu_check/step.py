@@ -146,10 +146,11 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
 
 def _split_serial(clock, n: Numbers) -> Measured:
     """Share a step of a CPU between starting operators and computing: calls x what a call on next to nothing costs."""
-    weight, census = torch.ones(2, 2, requires_grad=True), Census()
+    census, layers = Census(), nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(4, 4), nn.ReLU())))
+    tiny = torch.ones(2, 4)
 
     def call() -> None:
-        (weight @ weight).tanh().sum().backward()
+        layers(tiny).sum().backward()
 
     with census:
         call()
@@ -270,6 +271,35 @@ def take_census(step: Step, batch) -> Census:
     census.kernels, census.gates = census.kernels - seen[0], census.gates - seen[1]
     census.optimizer_kernels, census.waits = census.optimizer_kernels - seen[2], census.waits[seen[3] :]
     return census
+
+
+def predict_memory(step: Step) -> dict[str, int]:
+    """Count the bytes a step must hold at once: weights, gradients, optimiser, what backward keeps, batch.
+
+    What a device allocates on top is workspace, reserve of the allocator, and some hundred MB of the driver.
+    """
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with preserved(step.train, step.batches, step.model, step.optimizer), phase("memory"):
+        batch = next(iter(step.batches())) if step.batches else None
+        step.train(batch)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            step.train(batch)
+        parameters = list(step.model.parameters()) if step.model is not None else []
+        states = step.optimizer.state.values() if step.optimizer is not None else ()
+        own = {p.untyped_storage().data_ptr() for p in parameters}
+        return {
+            "weights": sum(p.nbytes for p in parameters),
+            "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
+            "optimiser": sum(t.nbytes for state in states for t in state.values() if isinstance(t, Tensor)),
+            "kept for backward": sum(size for pointer, size in kept.items() if pointer not in own),
+            "batch": sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, Tensor)),
+        }
 
 
 def to_device(batch, device: str):
