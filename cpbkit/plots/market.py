@@ -12,7 +12,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from cpbkit.data.klines import INTERVAL_SECONDS, Gap, Klines, Passport, split_name
 from cpbkit.errors import DataError
 from cpbkit.plots.style import (
-    FAINT,
     GREEN,
     MUTED,
     ORANGE,
@@ -129,7 +128,7 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
     for y, passport in enumerate(passports):
         spans = [(*wholes[passport.series], PALE_BLUE, 0.64)] if passport.got else []
         for gap in passport.gaps:
-            spans.append((*_span(gap, _step(passport), two_pixels), FAINT if gap.name else ORANGE, 0.8))
+            spans.append((*_span(gap, _step(passport), two_pixels), MUTED if gap.name else ORANGE, 0.8))
         for begin, end, colour, thick in spans:
             axes.broken_barh([(begin, end - begin)], (y - thick / 2, thick), color=colour, lw=0)
         text = f"{passport.got:,} of {passport.expected:,}"
@@ -146,7 +145,7 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
         title += f"; {counted(sum(p.unexplained for p in passports), 'bar')} missing without a known reason"
     figure.head(title, "", any(p.synthetic for p in passports))
     place = 24
-    for text, colour in (("bars", PALE_BLUE), ("halt of the venue", FAINT), ("missing", ORANGE)):
+    for text, colour in (("bars", PALE_BLUE), ("halt of the venue", MUTED), ("missing", ORANGE)):
         figure.write(place, 58, "■", size=9, color=colour)
         figure.write(place + 15, 57, text, size=9, color=MUTED)
         place += 36 + 7 * len(text)

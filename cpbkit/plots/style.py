@@ -63,6 +63,7 @@ LOOK = {
     "grid.color": RULE,
     "grid.linewidth": 0.8,
     "text.color": INK,
+    "text.parse_math": False,  # a reason may hold a dollar sign
     "xtick.color": RULE,
     "ytick.color": RULE,
     "xtick.labelcolor": MUTED,
@@ -114,7 +115,8 @@ class Picture(Figure):
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
             nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
             self.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-        body = re.sub(r".*?<svg[^>]*>|<!--.*?-->", "", buffer.getvalue(), flags=re.S)
+        _, _, body = buffer.getvalue().partition("<svg")
+        body = re.sub(r"<!--.*?-->", "", body[body.index(">") + 1 :], flags=re.S)
         used = set(re.findall(r"#(\w+)", body))
         body = re.sub(r' id="([^"]*)"', lambda id: id[0] if id[1] in used else "", body)
         body = re.sub(r"font(-family)?: ([^;\"]*px )?'[^;\"]*", r"font\1: \2var(--type)", body)

@@ -149,8 +149,8 @@ def forecast_figure(
     else:
         title += "the forecast names no direction"
     lag = echo_lag(series.levels[:, k], origins + ahead, anchor + told, 2 * ahead)
-    echo = f"the forecast is nearest to the truth {counted(lag, 'bar')} before" if lag else "the forecast does not lag"
-    echo += ": it repeats the last price" if lag == ahead else ""
+    echo = f"it lies nearest to the truth of {counted(lag, 'bar')} before" if lag else "it does not lag the truth"
+    echo += ", which is persistence" if lag == ahead else ""
     figure.head(title, f"{len(origins):,} test windows, the last {len(times)} shown  ·  {echo}", series.synthetic)
     return figure
 
