@@ -1,0 +1,144 @@
+"""What a figure was measured on, and the machine's own ceilings."""
+
+import ctypes
+import datetime as dt
+import gc
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from cpbkit import __version__
+from cpbkit.gpu_check.environment import count_cores
+
+LIBRARIES = ("numpy", "pandas", "scipy", "TA-Lib", "neuralforecast", "darts")
+MATMUL = 1024  # rows and columns of the product that says what the machine can do
+MATMUL_GPU = 8192
+MATMUL_SECONDS = 0.3
+STATUS = Path("/proc/self/status")
+
+
+def describe() -> dict:
+    """Return machine, date, versions and commit, as every document of a benchmark carries them."""
+    versions = {"cpbkit": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for library in LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpu": cpu_name(),
+            "cores": count_cores(),
+            "memory": host_memory(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        },
+        "versions": versions,
+        "commit": commit(Path(__file__).parent),
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's name, or what the platform says of it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def host_memory() -> int:
+    """Return the bytes of host memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def commit(folder: Path) -> str:
+    """Return the short hash of the code's commit, with + where files have changed; empty without git."""
+    try:
+        run = [["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
+        texts = [
+            subprocess.run(["git", "-C", folder, *line], capture_output=True, text=True, check=True, timeout=20).stdout
+            for line in run
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return texts[0].strip() + ("+" if texts[1].strip() else "")
+
+
+def matmul_rate(device: torch.device, precision: str) -> float:
+    """Measure the best rate of a large square product, on a CPU by one thread: floating-point operations a second."""
+    n = MATMUL_GPU if device.type == "cuda" else MATMUL
+    dtype = getattr(torch, "float32" if precision == "tf32" else precision)
+    threads, before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        a, b = torch.randn(2, n, n, device=device).to(dtype)
+        a @ b
+        best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
+        while time.perf_counter() < end:
+            wait(device)
+            begun = time.perf_counter()
+            a @ b
+            wait(device)
+            best = min(best, time.perf_counter() - begun)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(before)
+    return 2 * n**3 / best
+
+
+def wait(device: torch.device) -> None:
+    """Wait for the device, where there is one to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def resident(peak: bool = False) -> int | None:
+    """Return the bytes of host memory this process holds, or held at most since `peak_memory` began; None unseen."""
+    if not STATUS.exists():
+        return None
+    found = re.search(rf"^{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[dict]:
+    """Measure what is taken inside at most, beyond what was held before; `bytes` of the dict is None if unseen."""
+    gc.collect()
+    taken: dict = {"bytes": None}
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield taken
+        taken["bytes"] = torch.cuda.max_memory_allocated(device) - before
+        return
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # else the next one reuses memory that counts as held
+        except AttributeError:
+            pass  # another C library keeps less
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+        except OSError:
+            yield taken
+            return
+    before = resident()
+    yield taken
+    if before is not None:
+        taken["bytes"] = max(0, resident(peak=True) - before)

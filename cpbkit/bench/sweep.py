@@ -1,0 +1,249 @@
+"""`cpbkit bench sweep`: the loop in circulation, the same loop done well, and this engine, side by side."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cpbkit.bench import machine
+from cpbkit.bench.engine import Here, Job, Workers, engine
+from cpbkit.bench.loops import loop_done_well, loop_in_circulation
+from cpbkit.bench.market import make_series
+from cpbkit.bench.twins import TWINS
+from cpbkit.errors import check_name
+from cpbkit.experiment import PRESETS, Experiment, vary
+from cpbkit.gpu_check.environment import count_cores
+from cpbkit.models import zoo
+from cpbkit.plan import Plan, make_plan
+from cpbkit.windows import Series
+
+MODELS = 40
+WIDTHS = (8, 16)  # models so narrow that a CPU spends its time on launching
+GROWTH = (1, 10, 40, 200)  # models
+GROWTH_STEPS = 100  # of every model
+GROWTH_BARS = 1500
+LOOP, WELL, ENGINE = "loop", "loop done well", "engine"
+WARM_UP = 2  # steps
+SAMPLE = 30_000  # steps a job is prepared for at most; see Job.steps
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a measurement may take."""
+
+    seconds: float  # of one block of steps
+    rounds: int  # in which all sides take turns
+    growth: tuple[int, ...] = GROWTH
+
+
+QUICK, FULL = Effort(0.15, 3, (1, 10, 40)), Effort(0.4, 5)
+Say = Callable[[str], None]
+
+
+def bench_sweep(
+    presets: Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    peers: bool = False,
+    models: int = MODELS,
+    say: Say = lambda text: None,
+) -> dict:
+    """Measure the cases on this machine; return the document that `render` shows.
+
+    presets: names of PRESETS, all by default. quick: fewer cases and shorter blocks. peers: also time other
+    libraries, each installed for the purpose. say: hears what is going on.
+    """
+    effort = QUICK if quick else FULL
+    cases, left_out = choose_cases(presets, quick)
+    document = {"bench": "sweep", **machine.describe(), "models": models, "device": device().type}
+    document["matmul"] = measure_ceilings(cases, say)
+    rows, growth = [], None
+    with Workers(0 if torch.cuda.is_available() else count_cores()) as workers:
+        for name, experiment in cases.items():
+            say(f"{name}: loop, loop done well, engine")
+            rows.append(measure_case(name, experiment, models, workers, effort, document["matmul"]))
+        first = next(iter(cases))
+        say(f"{first}: {', '.join(map(str, effort.growth))} series")
+        growth = measure_growth(first, cases[first], workers, effort)
+    document |= {"cases": rows, "growth": growth, "left_out": left_out}
+    if peers:
+        from cpbkit.bench.peers import bench_peers
+
+        document["peers"] = bench_peers(rows, effort, say)
+    return document
+
+
+def choose_cases(presets: Sequence[str] | None, quick: bool) -> tuple[dict[str, Experiment], dict[str, str]]:
+    """Return the experiments to measure by name, and why others are not among them."""
+    if presets is None:
+        presets = ("quick", "gru") if quick else tuple(PRESETS)
+    cases, left_out, seen = {}, {}, {}
+    if "quick" in presets:
+        base = PRESETS["quick"]
+        cases = {f"gru, width {width}": vary(base, width=width) for width in WIDTHS}
+        if not quick:
+            lstm = vary(base, name="lstm")
+            cases |= {f"lstm, width {width}": vary(lstm, width=width) for width in WIDTHS}
+    for name in presets:
+        experiment = PRESETS[check_name("preset", name, PRESETS)]
+        work = (experiment.task, experiment.model, experiment.training.batch)
+        if experiment.model.name not in TWINS:
+            left_out[name] = f"no plain torch.nn twin of {experiment.model.name}"
+        elif work in seen:
+            left_out[name] = f"the same work as {seen[work]}"
+        elif experiment in cases.values():
+            seen[work] = next(case for case, other in cases.items() if other == experiment)
+            left_out[name] = f"it is {seen[work]}"
+        else:
+            seen[work] = name
+            cases[name] = experiment
+    return cases, left_out
+
+
+def device() -> torch.device:
+    """Return where the steps run."""
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def measure_ceilings(cases: dict[str, Experiment], say: Say) -> dict[str, float]:
+    """Measure what this machine can do at most in each precision that occurs: operations a second."""
+    say("the machine's own ceiling")
+    places = 1 if torch.cuda.is_available() else count_cores()
+    precisions = {experiment.training.precision for experiment in cases.values()}
+    return {name: places * machine.matmul_rate(device(), name) for name in sorted(precisions)}
+
+
+def count_flops(experiment: Experiment) -> int:
+    """Count the floating-point operations of one training step of one model, on tensors without content."""
+    task, batch = experiment.task, experiment.training.batch
+    net = zoo.build(1, task, experiment.model).to("meta")
+    x = torch.empty(1, batch, task.context, len(task.features), device="meta")
+    last = torch.empty(1, batch, len(task.targets), device="meta")
+    truth = torch.empty(1, batch, task.horizon, len(task.targets), device="meta")
+    coins = torch.empty(task.horizon, dtype=torch.bool, device="meta")
+    forcing = experiment.training.teacher_forcing
+    teacher = (truth, None if forcing == 1 else coins) if forcing else None
+    with FlopCounterMode(display=False) as counter:
+        (net(x, last, teacher) - truth).square().mean().backward()
+    return counter.get_total_flops()
+
+
+def measure_case(
+    name: str, experiment: Experiment, models: int, workers: Workers, effort: Effort, ceilings: dict[str, float]
+) -> dict:
+    """Let all sides of one case take turns, and return its row of the document."""
+    series, where = make_series(experiment.task, models), device()
+    plan = make_plan(experiment, {one.name: one for one in series})
+    sides = {
+        LOOP: settled(partial(loop_in_circulation, experiment, series[0], where), where),
+        WELL: settled(partial(loop_done_well, experiment, series[0], where), where),
+        ENGINE: start_engine(experiment, series, plan, workers),
+    }
+    steps = {side: block(runner, effort.seconds) for side, runner in sides.items()}
+    times = {side: [] for side in sides}
+    for _ in range(effort.rounds):
+        for side, runner in sides.items():
+            wall, cpu = runner.run(steps[side])
+            count = runner.rows * steps[side]
+            times[side].append((count / wall, cpu / count))
+    batch, flops = experiment.training.batch, count_flops(experiment)
+    floor = ceilings[experiment.training.precision] / flops  # model-steps a second
+    rows = {side: _summary(runner, times[side], batch, floor) for side, runner in sides.items()}
+    rows[ENGINE] |= {"stacks": len(plan.units), "processes": plan.workers, "plan": plan.reason}
+    return {
+        "case": name,
+        "model": experiment.model.name,
+        "width": experiment.model.width,
+        "context": experiment.task.context,
+        "horizon": experiment.task.horizon,
+        "batch": batch,
+        "precision": experiment.training.precision,
+        "models": models,
+        "flops": flops,
+        "floor_steps_per_second": floor,
+        "sides": rows,
+        "ratios": {f"{ENGINE} / {other}": compare(times, ENGINE, other) for other in (LOOP, WELL)},
+    }
+
+
+def settled(start: Callable, where: torch.device) -> Here:
+    """Start a loop with the number of threads that suits it best."""
+    loop = Here(start, 1, where, 1, WARM_UP)
+    if where.type == "cpu" and count_cores() > 1:
+        paces = {}
+        for threads in (1, count_cores(), 1, count_cores()):
+            loop.threads = threads
+            loop.run(1)
+            paces[threads] = min(paces.get(threads, float("inf")), loop.run(2)[0])
+        loop.threads = min(paces, key=paces.get)
+    return loop
+
+
+def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, workers: Workers) -> Here | Workers:
+    """Start the units that the plan would run first, all at once."""
+    known = {one.name: one for one in series}
+    units = [tuple(known[name] for name in unit) for unit in plan.units]
+    steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, units))))
+    if plan.workers == 0:
+        return Here(partial(engine, Job(experiment, units[0], plan.devices[0], 1, steps)), len(units[0]), device(), 1, WARM_UP)
+    places = itertools.cycle(plan.devices)
+    workers.start([Job(experiment, unit, next(places), 1, steps) for unit in units[: plan.workers]], WARM_UP)
+    return workers
+
+
+def block(runner: Here | Workers, seconds: float) -> int:
+    """Return how many steps fill a block."""
+    return max(1, round(seconds / runner.run(1)[0]))
+
+
+def compare(times: dict[str, list], ours: str, theirs: str) -> dict:
+    """Return the ratio of two sides' paces, round by round, with both sides."""
+    ratios = [a / b for (a, _), (b, _) in zip(times[ours], times[theirs], strict=True)]
+    return {
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "ours": statistics.median(pace for pace, _ in times[ours]),
+        "theirs": statistics.median(pace for pace, _ in times[theirs]),
+        "unit": "steps of one model a second",
+    }
+
+
+def _summary(runner: Here | Workers, times: list, batch: int, floor: float) -> dict:
+    paces = [pace for pace, _ in times]
+    pace = statistics.median(paces)
+    return {
+        "steps_per_second": pace,
+        "lowest": min(paces),
+        "highest": max(paces),
+        "samples_per_second": pace * batch,
+        "cpu_seconds_per_step": min(cpu for _, cpu in times),
+        "threads": runner.threads,
+        "models_at_once": runner.rows,
+        "memory": runner.memory,
+        "seconds_to_start": runner.seconds_to_start,
+        "share_of_floor": pace / floor,
+    }
+
+
+def measure_growth(name: str, experiment: Experiment, workers: Workers, effort: Effort) -> dict:
+    """Time the steps of more and more models; the loop takes them one after another, so its time is scaled from one."""
+    where = device()
+    series = make_series(experiment.task, max(effort.growth), GROWTH_BARS)
+    loop = settled(partial(loop_in_circulation, experiment, series[0], where), where)
+    rows = []
+    for count in effort.growth:
+        plan = make_plan(experiment, {one.name: one for one in series[:count]})
+        runner = start_engine(experiment, series[:count], plan, workers)
+        steps, share = block(runner, effort.seconds), runner.rows / count
+        loop_steps = block(loop, effort.seconds)
+        ours, theirs = [], []
+        for _ in range(effort.rounds):
+            theirs.append(loop.run(loop_steps)[0] / loop_steps * count * GROWTH_STEPS)
+            ours.append(runner.run(steps)[0] / steps / share * GROWTH_STEPS)
+        rows.append({"models": count, ENGINE: statistics.median(ours), LOOP: statistics.median(theirs)})
+    return {"case": name, "steps": GROWTH_STEPS, "rows": rows, "scaled": [LOOP]}
