@@ -48,7 +48,8 @@ def preflight(step: Step, chip: Chip, call: float = CALL) -> Prediction:
     leaves = recurrences_as_leaves(census, chip.capability, chip.multiprocessors)
     with preserved(step.train, step.batches, step.model, step.optimizer), leaves, phase("pre-flight"):
         batch = next(iter(step.batches())) if step.batches else None
-        step.train(batch)  # the optimiser makes its state
+        with Census():  # the optimiser makes its state; under a census because meta tensors have no item() else
+            step.train(batch)
         with census:
             step.train(batch)
     device = sum(
