@@ -84,11 +84,12 @@ class Task:
 class Model:
     """Which network, and how large."""
 
-    name: str = "gru"  # a key of cpbkit.models.zoo.MODELS
+    name: str = "gru"  # a key of cpbkit.models.zoo.MODELS, or module:name of what makes your own of (task, model)
     width: int = 128  # hidden units (recurrent) or model dimension (attention)
     layers: int = 2  # stacked layers, of the encoder and of the decoder, where the source leaves them open
     heads: int = 4  # attention heads
     dropout: float = 0.3  # between layers, in training only
+    stacked: bool = False  # whether your own runs as one by torch.func; zoo.try_out says if that pays
 
     def __post_init__(self):
         if self.width < 1 or self.layers < 1 or self.heads < 1:

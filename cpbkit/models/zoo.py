@@ -1,5 +1,6 @@
 """The networks by name."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from cpbkit.errors import check_name
 from cpbkit.experiment import Model, Task
-from cpbkit.models import layers, linear, recurrent, transformer
+from cpbkit.models import layers, linear, own, recurrent, transformer
 
 MODELS = {
     "gru": recurrent.GRUSeq2Seq,
@@ -25,6 +26,8 @@ MODELS = {
 
 def build(models: int, task: Task, settings: Model) -> nn.Module:
     """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K)."""
+    if ":" in settings.name:
+        return own.Own(models, partial(own.find(settings.name), task, settings), settings.stacked)
     return MODELS[check_name("model", settings.name, MODELS)](models, task, settings)
 
 
@@ -35,3 +38,19 @@ def restore(task: Task, settings: Model, weights: dict[str, Tensor]) -> nn.Modul
     for name, parameter in net.named_parameters():
         parameter.data = weights[name][None].clone()
     return net.eval()
+
+
+def try_out(
+    task: Task, settings: Model, models: int, batch: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Model, str]:
+    """Decide for a network of your own whether it is stacked, and say why; for others change and say nothing.
+
+    Errors: CpbkitError for a network that is not found or cannot be trained here.
+    """
+    if ":" not in settings.name:
+        return settings, ""
+    numbers = torch.Generator(device).manual_seed(0)
+    x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device, dtype=dtype)
+    make = partial(own.find(settings.name), task, settings)
+    stacked, why = own.try_out(make, x, task.horizon, len(task.targets))
+    return replace(settings, stacked=stacked), why
