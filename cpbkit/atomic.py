@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 
@@ -11,14 +11,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
     A kill at any moment, or a full disk, leaves the old file or none. Errors: OSError.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(part, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(part, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+            part.unlink()
         raise
