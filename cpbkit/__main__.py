@@ -3,7 +3,7 @@
 
 def main() -> None:
     """Run the command line."""
-    from cpbkit.cli import cpbkit  # click loads here, not when something imports the package
+    from cpbkit.cli.main import cpbkit  # click loads here, not when something imports the package
 
     cpbkit()
 

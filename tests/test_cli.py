@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cpbkit.cli import cpbkit
-from cpbkit.command import Commands
+from cpbkit.cli.command import Commands
+from cpbkit.cli.main import cpbkit
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
 
@@ -102,7 +102,7 @@ def test_python_m_is_the_same():
 
 def test_a_list_of_coins_may_be_short_and_settings_keep_their_type(monkeypatch):
     seen = {}
-    monkeypatch.setattr("cpbkit.cli._sweep", lambda experiment, *_: seen.update(experiment=experiment))
+    monkeypatch.setattr("cpbkit.cli.runs._sweep", lambda experiment, *_, **__: seen.update(experiment=experiment))
     days = ["--start", "2025-01-01", "--end", "2025-01-02"]
     given = ["--symbols", "btc, ETHUSDT", "--set", "learning_rate=1e-2", "--set", "deterministic=true", "--epochs", "3"]
     assert run("sweep", *days, *given, "--set", "features=close_return,rsi_14").exit_code == 0
@@ -163,13 +163,14 @@ SWEEP = "sweep --source synthetic --symbols BTC,ETH --intervals 1h --start 2025-
 def swept(tmp_path_factory):
     """A run of two series, made by the command itself."""
     folder = tmp_path_factory.mktemp("runs") / "two"
-    return folder, run(*SWEEP, "--epochs", "2", "--workers", "0", "--run", folder)
+    return folder, run(*SWEEP, "--epochs", "2", "--executor", "local", "--run", folder)
 
 
 def test_sweep_ends_with_the_verdicts(swept):
     folder, shown = swept
     assert shown.exit_code == 0, shown.output
     assert "BTCUSDT_1h" in shown.output and "of 2 beat" in shown.output
+    assert shown.output.splitlines()[-1] == f"Report: {folder / 'report.html'}" and (folder / "report.html").exists()
     told = json.loads(run("verdict", folder, "--json").output)
     assert {row["series"] for row in told["verdicts"]} == {"BTCUSDT_1h", "ETHUSDT_1h"} and not told["trouble"]
     assert all(row["verdict"] in shown.output for row in told["verdicts"])
@@ -178,9 +179,17 @@ def test_sweep_ends_with_the_verdicts(swept):
 def test_a_run_that_is_done_is_left_alone(swept):
     folder, _ = swept
     before = (folder / "results.jsonl").read_bytes()
-    again = run(*SWEEP, "--epochs", "2", "--workers", "0", "--run", folder)
+    again = run(*SWEEP, "--epochs", "2", "--executor", "local", "--run", folder)
     assert again.exit_code == 0 and "2 of 2 were done already" in again.output
     assert (folder / "results.jsonl").read_bytes() == before
+
+
+def test_report_can_be_written_again(swept):
+    folder, _ = swept
+    (folder / "report.html").unlink()
+    shown = run("report", folder)
+    assert shown.exit_code == 0 and shown.output == f"{folder / 'report.html'}\n"
+    assert "BTC" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_another_experiment_in_the_folder_is_refused_with_the_difference(swept):
@@ -203,11 +212,24 @@ def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatc
     market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01")
     market |= make_market(["ETHUSDT"], ["1h"], "2025-01-01", "2025-01-02")
     monkeypatch.setattr("cpbkit.sweep.load_klines", lambda *_: market)
-    shown = run(*SWEEP, "--epochs", "1", "--workers", "0", "--run", tmp_path)
+    shown = run(*SWEEP, "--epochs", "1", "--executor", "local", "--run", tmp_path)
     assert shown.exit_code == 1 and "ETHUSDT_1h failed: ETHUSDT_1h: the train split" in shown.output
     assert "of 2 beat" in shown.output and "could not be judged" in shown.output
     told = json.loads(run("status", tmp_path, "--json").output)
     assert told["done"] == 2 and len(told["trouble"]) == 1
+
+
+@pytest.mark.slow
+def test_smoke_finds_what_is_planted_and_nothing_else():
+    told = json.loads(run("smoke", "--epochs", "4", "--json").stdout)
+    assert told["planted"] == ["BTCUSDT_15m"] and not told["unexpected"] and not told["sick"]
+    assert told["verdicts"]["BTCUSDT_15m"]["word"] == "BEATS"
+
+
+@pytest.mark.slow
+def test_smoke_fails_where_a_model_learns_nothing():
+    shown = run("smoke", "--epochs", "1", "--set", "learning_rate=1e-9")
+    assert shown.exit_code == 1 and "not as expected: BTCUSDT_15m" in shown.output
 
 
 def test_cache_lists_verifies_and_removes(tmp_path):

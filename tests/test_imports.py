@@ -12,10 +12,10 @@ LAYERS = (
     "errors experiment atomic clock indicators metrics data.klines data.venue data.archive models.layers"
     " gpu_check.chips gpu_check.environment gpu_check.diagnosis gpu_check.guard gpu_check.rnn_path gpu_check.trace",
     "data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run"
-    " models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.monitor gpu_check.probes"
+    " models.naive models.linear models.own models.recurrent models.transformer gpu_check.census gpu_check.monitor gpu_check.probes"
     " gpu_check.step gpu_check.simulator",
-    "models.zoo train checkpoint plan series work health audit evaluate executors gpu_check.claims",
-    "sweep plots dashboard report hub web bench command cli __main__",
+    "models.zoo train checkpoint plan series work health audit evaluate executors gpu_check.faults gpu_check.preflight gpu_check.doctor gpu_check.claims",
+    "sweep plots dashboard report hub web bench cli __main__",
 )
 TABLE = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}
 ONLY_IMPORTER = {"matplotlib": "cpbkit.plots", "ipywidgets": "cpbkit.dashboard"}
@@ -99,7 +99,7 @@ def test_an_init_is_a_docstring():
             assert len(rest) == len(allowed), name
 
 
-@pytest.mark.parametrize("statement", ["import cpbkit", "import cpbkit.experiment", "import cpbkit.cli"])
+@pytest.mark.parametrize("statement", ["import cpbkit", "import cpbkit.experiment", "import cpbkit.cli.main"])
 def test_a_light_import_loads_nothing_heavy(statement):
     heavy = "{'torch', 'pandas', 'numpy', 'matplotlib', 'ipywidgets', 'requests', 'huggingface_hub'}"
     code = f"import sys; {statement}; print(*sorted({heavy} & set(sys.modules)))"

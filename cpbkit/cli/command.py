@@ -1,4 +1,4 @@
-"""What the commands share: one way to fail, a status line, and the options that choose bars and settings."""
+"""What the commands share: one way to fail, a status line, the options that choose bars and settings."""
 
 import contextlib
 import dataclasses
@@ -94,15 +94,16 @@ def status_line() -> Iterator[Callable[[str], None]]:
             click.echo("\r" + " " * len(shown) + "\r", nl=False, err=True)
 
 
-def _names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read a list such as `BTC,ETH`; coins of the kit may be given without their USDT."""
     if value is None:
         return None
-    names = [name for name in value.replace(",", " ").split() if name]
-    if not names:
+    found = value.replace(",", " ").split()
+    if not found:
         raise click.BadParameter("at least one name")
     if parameter.name == "symbols":
-        names = [f"{name}USDT" if name in COINS else name for name in (name.upper() for name in names)]
-    return tuple(dict.fromkeys(names))
+        found = [f"{name}USDT" if name in COINS else name for name in map(str.upper, found)]
+    return tuple(dict.fromkeys(found))
 
 
 def _setting(_, __, values: tuple[str, ...]) -> dict:
@@ -154,8 +155,8 @@ def _options(*options):
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 run_folder = click.argument("folder", metavar="RUN", type=click.Path(file_okay=False))
 which_bars = _options(
-    click.option("--symbols", callback=_names, help="Such as BTC,ETH or BTCUSDT,ETHUSDT.  [default: 20 coins]"),
-    click.option("--intervals", callback=_names, help="Such as 15m,1h.  [default: 15m,1h]"),
+    click.option("--symbols", callback=names, help="Such as BTC,ETH or BTCUSDT,ETHUSDT.  [default: 20 coins]"),
+    click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: 15m,1h]"),
     click.option("--start", metavar="DAY", help="First UTC day, such as 2025-03-01."),
     click.option("--end", metavar="DAY", help="Last UTC day, inclusive."),
     click.option("--market", type=click.Choice(["spot", "um"]), help="Spot, or USD-M futures.  [default: spot]"),
@@ -172,14 +173,17 @@ which_bars = _options(
         help="A mirror of the REST host.  [env: CPBKIT_REST_URL]",
     ),
 )
-which_experiment = _options(
-    click.option("--preset", type=click.Choice(list(PRESETS)), default="quick", show_default=True),
-    click.option("--source", type=click.Choice(["binance", "synthetic"]), help="Real bars, or the seeded market."),
-    which_bars,
+which_source = click.option(
+    "--source", type=click.Choice(["binance", "synthetic"]), help="Real bars, or the seeded market.  [default: binance]"
+)
+change_settings = _options(
     click.option("--epochs", type=click.IntRange(1), help="At most so many."),
     click.option(
         "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
     ),
+)
+which_settings = _options(
+    click.option("--preset", type=click.Choice(list(PRESETS)), default="quick", show_default=True), change_settings
 )
 
 

@@ -1,0 +1,1 @@
+"""`cpbkit ...`: arguments, calls, and the showing of what they return."""

@@ -1,0 +1,147 @@
+"""Bars and tables: fetch, look after, and train on a table of one's own."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from cpbkit.cli.command import (
+    Command,
+    Commands,
+    as_json,
+    change_settings,
+    experiment_of,
+    names,
+    show,
+    status_line,
+    which_bars,
+)
+
+
+@click.command(
+    cls=Command, examples=("cpbkit fetch --symbols BTC,ETH --intervals 1h --start 2025-03-01 --end 2025-06-30",)
+)
+@which_bars
+@as_json
+def fetch(as_json, **given):
+    """Download, check and cache bars; show how complete they are."""
+    from cpbkit.data.binance import fetch_klines
+    from cpbkit.data.klines import passport_table
+
+    data = experiment_of("quick", {}, **given).data
+    with status_line() as say:
+        klines = fetch_klines(
+            data.symbols,
+            data.intervals,
+            data.start,
+            data.end,
+            market=data.market,
+            progress=lambda done, total, size, text: say(f"{done} of {total} files, {size / 1e6:.1f} MB  {text}"),
+        )
+    passports = [each.passport for each in klines.values()]
+    show([p.to_dict() for p in passports], as_json, lambda: _passport_text(passports, passport_table))
+
+
+def _passport_text(passports, passport_table) -> str:
+    table = passport_table(passports).drop(columns=["source", "notes"])
+    notes = [f"{p.series}: {' '.join(p.notes)}" for p in passports if p.notes]
+    gaps = [
+        f"{p.series}: {gap.start} to {gap.end}, {gap.bars} bars: {gap.name or 'not explained'}"
+        for p in passports
+        for gap in p.gaps
+    ]
+    return "\n".join(
+        [table.to_string(), *(["", "Gaps (UTC)", *gaps] if gaps else []), *(["", *notes] if notes else [])]
+    )
+
+
+@click.group(cls=Commands)
+def cache():
+    """Look after the cache of bars."""
+
+
+def _cache_command(name: str, text: str):
+    @cache.command(name, help=text, examples=(f"cpbkit cache {name}", f"cpbkit cache {name} --series BTCUSDT_15m"))
+    @click.option("--market", type=click.Choice(["spot", "um"]))
+    @click.option("--series", metavar="NAME", help="One series.  [default: all]")
+    @as_json
+    def command(market, series, as_json):
+        from cpbkit.data.store import Store
+
+        store = Store()
+        entries = [dataclasses.asdict(entry) for entry in getattr(store, name)(market, series)]
+        show(entries, as_json, lambda: _entries_text(store.folder, entries))
+        if name == "verify" and any(entry["problem"] for entry in entries):
+            raise click.exceptions.Exit(1)
+
+
+def _entries_text(folder, entries: list[dict]) -> str:
+    lines = [
+        f"{e['market']:4} {e['series']:14} {e['first']} to {e['last']}  {e['bars']:>9,} bars"
+        f"  {e['bytes'] / 1e6:8.2f} MB  {e['problem']}".rstrip()
+        for e in entries
+    ]
+    total = f"{len(entries)} series, {sum(e['bytes'] for e in entries) / 1e6:.1f} MB in {folder}"
+    return "\n".join([*lines, total])
+
+
+_cache_command("list", "List what is cached.")
+_cache_command("verify", "Read every file to the last bit; exit code 1 where one is damaged.")
+_cache_command("remove", "Remove files, and list them.")
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "cpbkit series load.csv --horizon 24",
+        "cpbkit series ETTh1.csv --model dlinear --context 336 --horizon 96 --rows 8640 2880 2880 --scale standard",
+    ),
+)
+@click.argument("file", type=click.Path())
+@click.option("--model", default="dlinear", show_default=True, help="A preset, or persistence.")
+@click.option("--time", metavar="COLUMN", help="Where the times are.  [default: the first that holds times]")
+@click.option("--columns", callback=names, help="What is forecast, from itself.  [default: every column of numbers]")
+@click.option("--context", type=click.IntRange(1), default=336, show_default=True, help="Rows in.")
+@click.option("--horizon", type=click.IntRange(1), default=96, show_default=True, help="Rows out.")
+@click.option("--rows", type=(int, int, int), help="To train, validate and test on.  [default: 70, 10 and 20 % of all]")
+@click.option("--scale", type=click.Choice(["standard", "persistence", "none"]), default="standard", show_default=True)
+@click.option("--drop-last", type=click.IntRange(0), default=0, help="Also leave out the last batch of this size.")
+@click.option("--slide-over-gaps", is_flag=True, help="Take rows as even steps, whatever their times.")
+@change_settings
+@as_json
+def series(
+    file, model, time, columns, context, horizon, rows, scale, drop_last, slide_over_gaps, settings, epochs, as_json
+):
+    """Train a model on a table of your own, beside the forecast that nothing changes."""
+    from cpbkit.data.files import read_table
+    from cpbkit.series import plan_series, run_series
+
+    table = read_table(file, time, features=columns)
+    share = len(table) // 10
+    settings |= {} if epochs is None else {"epochs": epochs}
+    experiment = plan_series(model, table.columns, context, horizon, scale, settings)
+    with status_line() as say:
+        found = run_series(
+            table,
+            Path(file).stem,
+            experiment,
+            rows or (len(table) - 3 * share, share, 2 * share),
+            drop_last=drop_last,
+            slide_over_gaps=slide_over_gaps,
+            on_progress=say,
+        )
+    show(found.to_dict(), as_json, lambda: _series_text(found))
+
+
+def _series_text(found) -> str:
+    counts = ", ".join(f"{count:,} {part}" for part, count in found.windows.items())
+    lines = [f"{found.name}: {found.model}, {found.context} rows in, {found.horizon} out; windows: {counts}"]
+    if found.parameters:
+        lines += [f"{found.parameters:,} parameters, epoch {found.best_epoch} of {found.epochs}, {found.seconds:.0f} s"]
+    lines += [f"{'':24}{'MSE':>9}{'MAE':>9}   persistence{'MSE':>9}{'MAE':>9}"]
+    rows = {"all columns": (found.errors, found.persistence)}
+    if found.errors_dropped:
+        rows[f"without the last {found.drop_last}"] = (found.errors_dropped, found.persistence_dropped)
+    for name, (ours, floor) in (rows | found.by_column).items():
+        lines.append(f"{name:24}{ours.mse:9.4f}{ours.mae:9.4f}{'':14}{floor.mse:9.4f}{floor.mae:9.4f}")
+    return "\n".join([*lines, *found.notes])

@@ -1,0 +1,65 @@
+"""The machine: what it is, where the time of a step goes, and how fast the kit is on it."""
+
+import click
+
+from cpbkit.cli.command import Command, as_json, show, status_line
+from cpbkit.experiment import PRESETS
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "cpbkit doctor",
+        "cpbkit doctor --preset gru",
+        "cpbkit doctor --claims --json",
+        "cpbkit doctor --inject",
+    ),
+)
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Measure a training step of this preset too.")
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="To measure the step in.")
+@click.option("--claims", is_flag=True, help="Measure the folklore about slow training, claim by claim.")
+@click.option("--inject", is_flag=True, help="Inject known faults, and say how often they are found.")
+@as_json
+def doctor(preset, seconds, claims, inject, as_json):
+    """Say what is wrong with the machine, and why a step takes as long as it does."""
+    from cpbkit.gpu_check.monitor import load_nvml
+
+    nvml = load_nvml()[0]
+    if claims:
+        from cpbkit.gpu_check.claims import judge_claims
+        from cpbkit.gpu_check.doctor import preset_step
+
+        step = preset_step(preset) if preset else None
+        _show_rows(judge_claims(step, nvml=nvml), as_json, "{key:4} {verdict:20} {claim}\n     {text}")
+    elif inject:
+        from cpbkit.gpu_check.faults import inject_all, render_faults
+
+        with status_line() as say:
+            rows = []
+            for row in inject_all():
+                rows.append(row)
+                say(f"{row['fault']}: {row['found'] or row['note']}")
+        show(rows, as_json, lambda: render_faults(rows))
+    elif preset:
+        from cpbkit.gpu_check.doctor import diagnose, preset_step, render
+
+        with status_line() as say:
+            say(f"measuring a step of {preset}, about {seconds:.0f} s")
+            examination = diagnose(preset_step(preset), seconds, nvml)
+        show(examination.to_dict(), as_json, lambda: render(examination))
+        if examination.failure:
+            raise click.exceptions.Exit(1)
+    else:
+        from cpbkit.gpu_check.environment import check_environment
+
+        report = check_environment(nvml)
+        show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))
+
+
+def _show_rows(rows, as_json: bool, form: str) -> None:
+    """Print each row as it comes; as JSON all at the end."""
+    if as_json:
+        show(list(rows), True, str)
+    else:
+        for row in rows:
+            click.echo(form.format(**row))

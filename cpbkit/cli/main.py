@@ -1,0 +1,28 @@
+"""All commands under one name, in the order of use."""
+
+import click
+
+from cpbkit import __version__
+from cpbkit.cli import bars, machine, runs
+from cpbkit.cli.command import Commands
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="cpbkit")
+def cpbkit():
+    """Train forty small crypto-price models at once, and tell the truth about them and about the GPU."""
+
+
+for command in (
+    runs.demo,
+    machine.doctor,
+    bars.fetch,
+    runs.smoke,
+    runs.sweep,
+    runs.status,
+    runs.verdict,
+    runs.report,
+    bars.series,
+    bars.cache,
+):
+    cpbkit.add_command(command)

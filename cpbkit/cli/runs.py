@@ -1,0 +1,217 @@
+"""Runs: train, look, judge, report."""
+
+import dataclasses
+import json
+import shlex
+import sys
+import tempfile
+
+import click
+
+from cpbkit.cli.command import (
+    Command,
+    as_json,
+    experiment_of,
+    run_folder,
+    show,
+    status_line,
+    which_bars,
+    which_settings,
+    which_source,
+)
+from cpbkit.errors import CpbkitError
+from cpbkit.experiment import PRESETS, Experiment, vary
+
+
+@click.command(cls=Command, examples=("cpbkit demo", "cpbkit demo --run runs/first"))
+@click.option("--run", "folder", default="runs/demo", show_default=True, help="Run folder.")
+def demo(folder):
+    """Sweep 40 models on the seeded market: the whole way, in a minute or two."""
+    experiment = vary(PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-02-28")
+    _sweep(experiment, folder, as_json=False)
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "cpbkit sweep --source synthetic --start 2025-01-01 --end 2025-03-31",
+        "cpbkit sweep --preset quick --start 2025-03-01 --end 2025-06-30 --intervals 15m --run runs/real",
+    ),
+)
+@which_settings
+@which_source
+@which_bars
+@click.option("--run", "folder", help="Run folder; one that was stopped goes on.  [default: runs/PRESET]")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="A budget of time from now.")
+@click.option(
+    "--executor",
+    type=click.Choice(["auto", "local", "processes", "ray"]),
+    default="auto",
+    show_default=True,
+    help="Where stacks run: in this process, in one a core or GPU, on a Ray cluster.",
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
+@click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")
+@click.option("--gpus", type=float, default=1.0, show_default=True, help="GPUs a stack takes on the cluster.")
+@as_json
+def sweep(folder, minutes, executor, workers, address, gpus, as_json, **given):
+    """Train and judge a model a series, into a run folder with a report.
+
+    Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
+    only when every series has its model.
+    """
+    experiment = experiment_of(**given)
+    place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
+    _sweep(experiment, folder or f"runs/{experiment.preset}", as_json, **place)
+
+
+@click.command(cls=Command, examples=("cpbkit smoke", "cpbkit smoke --preset gru --epochs 1"))
+@which_settings
+@as_json
+def smoke(as_json, **given):
+    """Train two small models whose answer is known: one has something to find.
+
+    On the seeded market a part of BTCUSDT's next bar is planted, and nothing of ETHUSDT's. Exit code 0 only when the
+    first model beats the best naive forecast, the second does not, and both trainings were sound.
+    """
+    from cpbkit.data.synthetic import predictable_series
+    from cpbkit.evaluate import judgements, verdicts
+    from cpbkit.health import check_results
+    from cpbkit.sweep import sweep
+
+    bars = {"source": "synthetic", "symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("15m",)}
+    experiment = experiment_of(**given, **bars, start="2025-01-01", end="2025-02-28")
+    with status_line() as say, tempfile.TemporaryDirectory() as folder:
+        results = sweep(experiment, folder, executor="local", on_progress=lambda state: say(state.stage))
+    planted = predictable_series(experiment.data.symbols, experiment.data.intervals, experiment.data.seed)
+    found = verdicts(judgements(results).get("price", {}))
+    wrong = [name for name in experiment.series if (name in planted) != (name in found and found[name].word == "BEATS")]
+    sick = [
+        f"{check.series}: {check.check}: {check.evidence}"
+        for check in check_results(results)
+        if check.verdict == "SICK"
+    ]
+    document = {
+        "planted": sorted(planted),
+        "verdicts": {name: dataclasses.asdict(verdict) for name, verdict in found.items()},
+        "unexpected": wrong,
+        "sick": sick,
+    }
+
+    def text() -> str:
+        lines = [
+            f"{name} ({'planted' if name in planted else 'nothing to find'}): {verdict.word}, {verdict.reason}"
+            for name, verdict in sorted(found.items())
+        ]
+        lines += [f"not as expected: {name}" for name in wrong]
+        return "\n".join([*lines, *sick, "Not sound." if wrong or sick else "Sound."])
+
+    show(document, as_json, text)
+    if wrong or sick:
+        raise click.exceptions.Exit(1)
+
+
+def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
+    from cpbkit.dashboard import Terminal
+    from cpbkit.run import REPORT, Run
+    from cpbkit.sweep import sweep
+
+    before, report = len(Run(folder).results()), Run(folder).folder / REPORT
+    command = "cpbkit " + shlex.join(sys.argv[1:])
+    results = sweep(experiment, folder, command=command, on_progress=Terminal(), **place)
+    if before:
+        click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
+    if len(results) > before or not report.exists():
+        from cpbkit.report import write_report
+
+        write_report(folder)
+    _show_run(folder, results, as_json)
+    if not as_json:
+        click.echo(f"Report: {report}")
+    if any(line["status"] != "done" for line in results):
+        raise click.exceptions.Exit(1)
+
+
+def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
+    """Show the verdict on every series of a run, the best first, and one line a head."""
+    from cpbkit.evaluate import headline, judgements, verdict_table, verdicts
+
+    lost = [line for line in results if line["status"] != "done"]
+    by_head = judgements(line for line in results if line["status"] == "done")
+    table = verdict_table(by_head)
+    heads = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
+    trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in lost]
+    document = {
+        "run": str(folder),
+        "models": len(results),
+        "headlines": heads,
+        "trouble": trouble,
+        "verdicts": json.loads(table.to_json(orient="records")),
+    }
+    show(document, as_json, lambda: "\n".join(filter(None, [_verdict_text(table), *trouble, *heads.values()])))
+
+
+def _verdict_text(table) -> str:
+    if table.empty:
+        return ""
+    shown = table[["series", "head", "verdict"]].copy()
+    shown["skill %, 95 % interval"] = [
+        f"{skill:+.2f}  [{low:+.2f}, {high:+.2f}]"
+        for skill, low, high in zip(table["skill %"], table["low %"], table["high %"], strict=True)
+    ]
+    shown["against"] = table["best floor"]
+    for name in ("rmse", "floor rmse"):
+        shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
+    shown["direction %"] = table["direction %"].map("{:.1f}".format, na_action="ignore").fillna("")
+    return shown.to_string(index=False)
+
+
+@click.command(cls=Command, examples=("cpbkit status runs/quick",))
+@run_folder
+@as_json
+def status(folder, as_json):
+    """Say how far a run is, and whether it is being worked on."""
+    from cpbkit.run import Run
+
+    run = Run(folder)
+    results, series = run.results(), run.experiment.series
+    missing = [name for name in series if name not in {line["series"] for line in results}]
+    holder, told = run.holder(), run.status()
+    trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in results if line["status"] != "done"]
+    document = {"run": folder, "done": len(results), "total": len(series), "missing": missing, "trouble": trouble}
+    document |= {"writer": holder, "last": told}
+
+    def text() -> str:
+        if holder:
+            left = told.get("seconds_left")
+            now = f"{told.get('stage', 'starting')}{'' if left is None else f', {left:.0f} s left'} ({holder})"
+        elif missing:
+            now = f"stopped; missing: {', '.join(missing)}. The command that started it goes on"
+        else:
+            now = "complete"
+        return "\n".join([f"{folder}: {len(results)} of {len(series)} done, {now}", *trouble])
+
+    show(document, as_json, text)
+
+
+@click.command(cls=Command, examples=("cpbkit verdict runs/quick", "cpbkit verdict runs/quick --json"))
+@run_folder
+@as_json
+def verdict(folder, as_json):
+    """Say whether each model beats the best naive forecast."""
+    from cpbkit.run import Run
+
+    run = Run(folder)
+    results, series = run.results(), run.experiment.series
+    if not results:
+        raise CpbkitError(f"{folder} has no finished series yet, of {len(series)}")
+    _show_run(folder, results, as_json)
+
+
+@click.command(cls=Command, examples=("cpbkit report runs/quick",))
+@run_folder
+def report(folder):
+    """Write the report of a run, finished or not: one HTML file."""
+    from cpbkit.report import write_report
+
+    click.echo(write_report(folder))
