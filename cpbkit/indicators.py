@@ -1,9 +1,9 @@
 """Pure, causal functions over kline columns, and the one table of them.
 
 The value at row t uses rows <= t as they are given: nothing is filled in, the row before a gap counts as the
-previous bar. Warm-up rows are NaN. A NaN in the input stays in a windowed indicator while its window holds
-it, and in a recursive one (EMA, Wilder's average, OBV) to the end. An oscillator over bars that did not move
-stands at its middle; a constant has no deviation; a share of no volume at all is 0.
+previous bar. Warm-up rows are NaN. A NaN in the input stays in a windowed indicator while its window holds it, in an
+exponential average until its weight is gone (500 to 1000 rows), in OBV to the end. An oscillator over bars that
+did not move stands at its middle; a constant has no deviation; a share of no volume at all is 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from scipy.signal import lfilter
 
 from cpbkit.errors import DataError, check_name
 
@@ -69,10 +68,12 @@ def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 
     Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing.
     """
-    names = list(names)
+    names, columns = list(names), set(frame.columns)
     for name in names:
-        for column in INDICATORS[check_name("indicator", name, INDICATORS)].inputs:
-            if column not in frame.columns:
+        if name not in INDICATORS:
+            check_name("indicator", name, INDICATORS)
+        for column in INDICATORS[name].inputs:
+            if column not in columns:
                 got = ", ".join(map(str, frame.columns))
                 raise DataError(f"{name} needs the column {column!r}; got {got}")
     bars = Bars(frame)
@@ -113,6 +114,14 @@ def lag(x: np.ndarray, bars: int = 1) -> np.ndarray:
     out = np.empty(len(x))
     out[:bars] = NAN
     out[bars:] = x[: max(len(x) - bars, 0)]
+    return out
+
+
+def step(x: np.ndarray) -> np.ndarray:
+    """Return x less x of the row before."""
+    out = np.empty(len(x))
+    out[:1] = NAN
+    np.subtract(x[1:], x[:-1], out=out[1:])
     return out
 
 
@@ -173,13 +182,21 @@ def rolling_square(x: np.ndarray, n: int) -> np.ndarray:
 
 
 def average(x: np.ndarray, alpha: float, n: int, start: int = 0) -> np.ndarray:
-    """Smooth by `y[t] = alpha x[t] + (1 - alpha) y[t-1]`, from the mean of rows start .. start + n - 1 on."""
-    out, first = np.full(len(x), NAN), start + n - 1
-    if len(x) > first:
-        out[first] = seed = x[start : first + 1].mean()
-    if len(x) > first + 1:
-        out[first + 1 :] = lfilter([alpha], [1.0, alpha - 1.0], x[first + 1 :], zi=[(1.0 - alpha) * seed])[0]
-    return out
+    """Smooth by `y[t] = alpha x[t] + (1 - alpha) y[t-1]`, from the mean of rows start .. start + n - 1 on.
+
+    The weighted sum of the last 1, 2, 4, ... rows, until what is older weighs nothing in float64.
+    """
+    first = start + n - 1
+    if len(x) <= first:
+        return np.full(len(x), NAN)
+    y = alpha * x[first:]
+    y[0] = x[start : first + 1].mean()
+    weight, width, older = 1.0 - alpha, 1, np.empty_like(y)
+    while weight > 1e-18:
+        np.multiply(y[:-width], weight, out=older[width:])
+        y[width:] += older[width:]
+        weight, width = weight * weight, 2 * width
+    return _after(first, y)
 
 
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
@@ -215,7 +232,7 @@ def log_return(b: Bars, column: str) -> np.ndarray:
 
 
 def change(b: Bars) -> np.ndarray:
-    return b["close"] - lag(b["close"])
+    return step(b["close"])
 
 
 def typical(b: Bars) -> np.ndarray:
@@ -304,7 +321,7 @@ def keltner(b: Bars, side: float) -> np.ndarray:
 
 
 def rise(b: Bars, side: int) -> np.ndarray:
-    return b["high"] - lag(b["high"]) if side > 0 else lag(b["low"]) - b["low"]
+    return step(b["high"]) if side > 0 else -step(b["low"])
 
 
 def excess(b: Bars) -> np.ndarray:
@@ -314,7 +331,7 @@ def excess(b: Bars) -> np.ndarray:
     to 8 points). A margin above the rounding error gives what integer ticks give, whatever the tick is.
     """
     out = b.get(rise, side=1) - b.get(rise, side=-1)
-    out[np.abs(out) <= noise(b["high"])] = 0.0
+    out *= np.abs(out) > noise(b["high"])
     return out
 
 
@@ -368,9 +385,9 @@ def obv_rel(b: Bars) -> np.ndarray:
 
 
 def mfi(b: Bars) -> np.ndarray:
-    step = b.get(typical) - lag(b.get(typical))
-    step[np.abs(step) <= noise(b.get(typical))] = 0.0  # ties, as in `excess`
-    flow = np.sign(step) * b.get(money)
+    move = step(b.get(typical))
+    move *= np.abs(move) > noise(b.get(typical))  # ties, as in `excess`
+    flow = np.sign(move) * b.get(money)
     gain = np.maximum(flow, 0.0)
     gain, loss = (rolling(np.add, x, 14) for x in (gain, gain - flow))
     return 100.0 * ratio(gain, gain + loss, 0.5)
