@@ -29,7 +29,7 @@ from cpbkit.stack import Stack
 from cpbkit.train import loss_per_model, precision
 from cpbkit.windows import Series, Windows, from_table
 
-PAIRS = 8  # of blocks, A then B; the 2nd and 7th ratio hold the median with 93 %
+PAIRS = 8  # of blocks A and B; the 2nd and 7th ratio hold the median with 93 %
 THROTTLED = 0.2  # share of samples
 BARS = 3000  # of the made-up series a preset's step trains on
 HELD = 64  # batches kept on the device in a trial
@@ -91,7 +91,7 @@ def diagnose(
     steps_share: float = 1.0,
     tries: bool = True,
 ) -> Examination:
-    """Measure a step, decide, apply the fixes that can be applied here, and measure again, A/B/A/B.
+    """Measure a step, decide, apply the fixes that can be applied here, and measure again, in turns.
 
     seconds: about how long. nvml: a module like pynvml or None. steps_share: share of the wall time of the cell or
     run that went into steps, where it is known. A step that cannot be measured is told as `failure`.
@@ -123,7 +123,7 @@ def diagnose(
 def compare(
     clock, a: Callable[[], object], b: Callable[[], object], seconds: float, wrap=contextlib.nullcontext
 ) -> Gain:
-    """Time A/B/A/B and return the gain of b over a; wrap: what surrounds the blocks of b."""
+    """Time A and B in turns and return the gain of b over a; wrap: what surrounds the blocks of b."""
     with wrap():
         once = min(time_block(clock, b) for _ in range(2))
     once += max(time_block(clock, a, 2), 1e-6)
@@ -131,10 +131,12 @@ def compare(
         raise StepFailed(f"{PAIRS} pairs would take {PAIRS * once:.0f} s, and {seconds:.0f} were left for it")
     steps = max(1, min(50, int(seconds / (PAIRS * once))))
     ratios = []
-    for _ in range(PAIRS):
-        before = time_block(clock, a, steps)
-        with wrap():
-            ratios.append(before / time_block(clock, b, steps))
+    for i in range(PAIRS):
+        spent = {}
+        for kind in ("ab", "ba")[i % 2]:  # A B B A: a machine that slows down slows both
+            with wrap() if kind == "b" else contextlib.nullcontext():
+                spent[kind] = time_block(clock, {"a": a, "b": b}[kind], steps)
+        ratios.append(spent["a"] / spent["b"])
     ratios.sort()
     return Gain("", median(ratios), ratios[1], ratios[-2])
 

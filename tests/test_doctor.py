@@ -1,0 +1,143 @@
+"""The whole visit: measure, decide, try, and write the bill."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from cpbkit.errors import UnknownName
+from cpbkit.experiment import PRESETS
+from cpbkit.gpu_check.diagnosis import decide
+from cpbkit.gpu_check.doctor import Gain, compare, diagnose, preset_step, render, try_fixes
+from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
+from cpbkit.gpu_check.probes import HostClock
+from cpbkit.gpu_check.step import Step, measure
+
+
+class Clock(HostClock):
+    time = 0.0
+
+    def now(self):
+        return self.time
+
+
+def test_a_gain_by_a_clock_that_is_known():
+    clock = Clock()
+
+    def spend(seconds):
+        clock.time += seconds
+
+    gain = compare(clock, lambda: spend(0.03), lambda: spend(0.01), seconds=5)
+    assert (gain.gain, gain.low, gain.high) == pytest.approx((3, 3, 3)) and gain.verdict == "do this"
+    assert compare(clock, lambda: spend(0.01), lambda: spend(0.03), seconds=5).verdict == "slower"
+
+
+def test_a_common_drift_of_the_machine_is_no_difference():
+    clock, speed = Clock(), [1.0]
+
+    def spend():
+        speed[0] *= 1.01  # the machine gets slower all the time
+        clock.time += 0.01 * speed[0]
+
+    gain = compare(clock, spend, spend, seconds=1)
+    assert gain.gain == pytest.approx(1, abs=0.2)
+    noisy = iter([0.01, 0.012] * 10_000)
+
+    def jump():
+        clock.time += next(noisy)
+
+    assert compare(clock, jump, jump, seconds=0.2).verdict == "no difference"
+
+
+def test_a_trial_that_would_take_hours_is_not_begun():
+    clock = Clock()
+
+    def spend():
+        clock.time += 100
+
+    with pytest.raises(Exception, match="8 pairs would take 1600 s, and 2 were left"):
+        compare(clock, spend, spend, seconds=2)
+
+
+def test_verdicts_of_gains():
+    assert Gain("x", 1.0, 0.9, 1.1).verdict == "no difference"
+    assert Gain("x", math.nan, math.nan, math.nan, "could not be tried: why").verdict == "could not be tried: why"
+
+
+def test_a_starved_step_is_cured_and_the_cure_is_measured():
+    loader = torch.utils.data.DataLoader(PandasWindows(), 32, shuffle=True)
+    step = make_toy("cpu", nn.Flatten(1), LENGTH * FEATURES, loader)
+    before = [p.clone() for p in step.model.parameters()]
+    found = diagnose(step, seconds=6)
+    assert found.diagnosis.verdict == "DATA_STARVED"
+    gain = next(g for g in found.gains if g.fix == "data on the device")
+    ceiling = next(f.ceiling for f in found.diagnosis.fixes if f.name == "data on the device")
+    assert gain.verdict == "do this" and gain.gain > 1.5
+    assert gain.low < 1.6 * ceiling  # a ceiling holds, up to the noise of a shared machine
+    assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
+    text = render(found)
+    assert "DATA-STARVED" in text and "do this" in text and "could gain at most" in text
+    assert "predicted for a T4, not measured" in text
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_variant_of_the_person_is_measured_beside():
+    step = make_toy("cpu", WrittenLSTM(FEATURES, 16), 16)
+    step = dataclasses.replace(step, variants={"nn.LSTM instead of the cell": make_toy("cpu", hidden=16)})
+    gains = try_fixes(step, decide(measure(step, seconds=2).numbers), seconds=4)
+    gain = next(g for g in gains if g.fix == "nn.LSTM instead of the cell")
+    assert gain.verdict == "do this" and gain.low > 1.5
+
+
+def test_a_fused_optimiser_is_tried_and_taken_back():
+    layers = nn.Sequential(nn.Flatten(1), *(nn.Linear(320, 320) for _ in range(3)))
+    step = make_toy("cpu", layers, 320, fused=None, foreach=None)
+    step.train(next(iter(step.batches())))
+    diagnosis = decide(measure(step, seconds=2).numbers)
+    settings = [(g["fused"], g["foreach"]) for g in step.optimizer.param_groups]
+    states = {p: {k: v.clone() for k, v in s.items()} for p, s in step.optimizer.state.items()}
+    try_fixes(step, diagnosis, seconds=1)
+    assert [(g["fused"], g["foreach"]) for g in step.optimizer.param_groups] == settings
+    for parameter, state in step.optimizer.state.items():
+        assert all(torch.equal(state[k], v) for k, v in states[parameter].items())
+
+
+def test_a_step_that_fails_is_told_not_raised():
+    def broken(batch):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    found = diagnose(Step(broken, device="cpu", name="mine"), seconds=2)
+    assert found.diagnosis is None and "mat1 and mat2" in found.failure
+    assert "mine: no diagnosis. the step failed in the phase" in render(found)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_time_outside_the_steps_is_the_verdict():
+    found = diagnose(make_toy("cpu", hidden=8), seconds=1, steps_share=0.15, tries=False)
+    assert found.diagnosis.verdict == "GPU_IDLE_OUTSIDE_STEPS"
+    fix = next(f for f in found.diagnosis.fixes if f.name == "less between steps")
+    assert fix.ceiling == pytest.approx(1 / 0.15)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_has_a_step(name):
+    small = dataclasses.replace(PRESETS[name], model=dataclasses.replace(PRESETS[name].model, width=16))
+    step = preset_step(small, series=2, device="cpu")
+    before = [p.clone() for p in step.model.parameters()]
+    rows = next(iter(step.batches()))
+    assert rows.shape == (2, small.training.batch)
+    step.train(rows)
+    assert any(not torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
+    assert all(p.isfinite().all() for p in step.model.parameters())
+
+
+def test_a_preset_is_diagnosed_and_stacked():
+    found = diagnose(preset_step("quick", device="cpu"), seconds=4)
+    assert found.failure == "" and found.measured.numbers.batch == 64
+    assert found.measured.numbers.rnn == "cells"
+    assert "stack of series" in {g.fix for g in found.gains}
+    with pytest.raises(UnknownName, match="preset must be a known name; got 'gro'"):
+        preset_step("gro")

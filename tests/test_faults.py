@@ -1,0 +1,105 @@
+"""Faults injected for real on this machine, and the claims."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from cpbkit.gpu_check.claims import CLAIMS, Ruling, copy_weights, judge_claims, rule
+from cpbkit.gpu_check.doctor import Gain
+from cpbkit.gpu_check.faults import FAULTS, WrittenLSTM, count_confusions, inject, make_toy, render_faults
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+# Verdicts of these rest on counts, flags and devices, not on the clock of a shared machine.
+TIMELESS = {"SYNC_BOUND", "DEBUG_MODE_ON", "MODEL_OR_DATA_ON_CPU", "MEMORY_GROWTH"}
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if not f.needs_gpu], ids=lambda f: f.name)
+def test_each_fault_gets_its_verdict_on_a_cpu(fault):
+    row = inject(fault, "cpu", seconds=1.5)
+    if row["found"] != fault.expected and fault.expected not in TIMELESS:
+        row = inject(fault, "cpu", seconds=4)  # another process may have had the core
+    assert row["found"] == fault.expected, row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_each_fault_gets_its_verdict_on_a_gpu(fault):
+    assert inject(fault, "cuda", seconds=6)["found"] == fault.expected
+
+
+def test_faults_that_need_a_gpu_come_with_the_reason():
+    row = inject(next(f for f in FAULTS if f.needs_gpu), "cpu")
+    assert row["found"] == "" and row["note"] == "not injected: needs an NVIDIA GPU"
+
+
+def test_the_matrix_and_the_text_count_what_was_tried():
+    rows = [
+        {"fault": "a", "expected": "HOST_BOUND", "found": "HOST_BOUND", "note": ""},
+        {"fault": "b", "expected": "HOST_BOUND", "found": "DEVICE_BOUND", "note": ""},
+        {"fault": "c", "expected": "COPY_BOUND", "found": "", "note": "not injected: no GPU"},
+    ]
+    matrix = count_confusions(rows)
+    assert matrix.loc["HOST_BOUND"].to_dict() == {"DEVICE_BOUND": 1, "HOST_BOUND": 1}
+    text = render_faults(rows)
+    assert "1 of 2 right on this machine; 1 not injected" in text
+    assert sum("<- wrong" in line for line in text.splitlines()) == 1
+
+
+def test_the_written_cell_is_the_library_layer():
+    torch.manual_seed(0)
+    layer, written = nn.LSTM(8, 5, batch_first=True).double(), WrittenLSTM(8, 5).double()
+    copy_weights(written, layer)
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    torch.testing.assert_close(written(x)[0], layer(x)[0])
+
+
+# Claims.
+
+
+@pytest.mark.parametrize(
+    ("gain", "least", "verdict"),
+    [
+        (Gain("", 2.0, 1.8, 2.2), 1.0, "TRUE"),
+        (Gain("", 2.0, 1.8, 2.2), 10.0, "FALSE"),
+        (Gain("", 1.02, 0.95, 1.1), 1.0, "NO EFFECT"),
+        (Gain("", 0.5, 0.4, 0.6), 1.0, "FALSE"),
+    ],
+)
+def test_rulings_on_gains(gain, least, verdict):
+    assert rule(gain, "x", least).verdict == verdict
+
+
+# What is true on any machine; the rest depends on the chip.
+CERTAIN = {
+    "C2": "FALSE", "C3": "FALSE", "C6": "FALSE", "C7": "FALSE", "C8": "FALSE", "C11": "FALSE", "C13": "FALSE",
+    "C17": "FALSE", "C19": "FALSE", "C20": "FALSE", "C22": "NOT MEASURABLE HERE", "F11": "FALSE",
+}  # fmt: skip
+
+
+def test_claims_that_are_settled_everywhere():
+    rows = {row["key"]: row for row in judge_claims(seconds=0.5, keys=tuple(CERTAIN))}
+    assert {key: row["verdict"] for key, row in rows.items()} == CERTAIN
+    assert "150 minutes" in rows["C20"]["text"]
+    json.dumps(list(rows.values()))
+
+
+@pytest.mark.slow
+def test_every_claim_gets_a_ruling_with_a_reason():
+    step = make_toy(HERE, hidden=8)
+    before = [p.clone() for p in step.model.parameters()]
+    rows = list(judge_claims(step, seconds=0.1))
+    assert [row["key"] for row in rows] == list(CLAIMS)
+    assert {f"C{i}" for i in range(1, 23)} <= set(CLAIMS)
+    for row in rows:
+        assert row["verdict"] in ("TRUE", "FALSE", "NO EFFECT", "NOT MEASURABLE HERE") and row["text"]
+        assert row["numbers"] or row["verdict"] != "TRUE" or row["key"] in ("C15", "F5")
+    if HERE == "cpu":
+        assert next(r for r in rows if r["key"] == "C1")["text"] == "needs an NVIDIA GPU"
+    assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
+    json.dumps(rows)
+
+
+def test_a_ruling_is_data():
+    assert Ruling("TRUE", {"gain": 2.0}, "why").numbers["gain"] == 2.0

@@ -1,0 +1,126 @@
+"""Reading traces, and measuring this machine."""
+
+import math
+
+import pytest
+import torch
+
+from cpbkit.gpu_check import probes
+from cpbkit.gpu_check.probes import find_middle, make_clock, measure_call, probe_machine, run_plug, time_recurrence
+from cpbkit.gpu_check.rnn_path import Recurrence
+from cpbkit.gpu_check.trace import read_trace
+
+
+def event(cat, name, ts, dur, **args):
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+def make_trace(new=True):
+    """Two steps of 100 µs: kernels of 30 and 20 that overlap by 10, a copy of 5, a wait of 15."""
+    kernel, copy, runtime = ("kernel", "gpu_memcpy", "cuda_runtime") if new else ("Kernel", "Memcpy", "Runtime")
+    events = [{"ph": "M", "name": "process_name"}, event("kernel", "before", -50, 40)]
+    for i in range(2):
+        t, shares = 100.0 * i, ({"blocks per SM": 0.5}, {"blocks per SM": 4.0})
+        events += [
+            event("user_annotation", f"ProfilerStep#{i}", t, 100),
+            event("gpu_user_annotation", f"ProfilerStep#{i}", t + 1, 99),
+            event(runtime, "cudaLaunchKernel", t, 5, correlation=10 * i),
+            event(runtime, "cudaLaunchKernel", t + 6, 4, correlation=10 * i + 1),
+            event(runtime, "cudaStreamSynchronize", t + 60, 15),
+            event(kernel, "RNN_blockPersist_fp_LSTM", t + 20, 30, correlation=10 * i, **shares[0]),
+            event(kernel, "RNN_blockPersist_bp_LSTM", t + 40, 20, correlation=10 * i + 1, **shares[1]),
+            event(copy, "Memcpy HtoD (Pageable -> Device)", t + 70, 5),
+        ]
+    return events
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_trace_by_hand(new):
+    trace = read_trace(make_trace(new))
+    assert trace.steps == 2 and trace.kernels == 2 and trace.waits == 1
+    assert trace.device == pytest.approx((30 + 20 - 10 + 5) / 1e3)
+    assert trace.copy == pytest.approx(0.005) and trace.waiting == pytest.approx(0.015)
+    assert trace.filled == pytest.approx((0.5 * 30 + 1.0 * 20) / 50)
+    assert trace.slack == pytest.approx((15 + 30) / 2)  # 20 - 5, and 40 - 10
+    assert trace.names == ("RNN_blockPersist_bp_LSTM", "RNN_blockPersist_fp_LSTM")
+
+
+def test_traces_that_say_nothing_are_refused():
+    with pytest.raises(ValueError, match="needs ProfilerStep annotations"):
+        read_trace([event("kernel", "k", 0, 1)])
+    with pytest.raises(ValueError, match="recorded no kernel"):
+        read_trace([event("user_annotation", "ProfilerStep#0", 0, 1), event("cpu_op", "aten::mm", 0, 1)])
+
+
+def test_a_trace_without_blocks_does_not_guess_how_full_the_chip_is():
+    bare = [e | {"args": {}} if e.get("cat") == "kernel" else e for e in make_trace()]
+    assert math.isnan(read_trace(bare).filled)
+
+
+def test_the_middle_and_its_error():
+    middle, error = find_middle([10.0, 11.0, 9.0, 10.0, 30.0])  # one outlier does not matter
+    assert middle == 10 and error == pytest.approx(1.2533 * 1.4826 * 1 / 5**0.5 / 10)
+
+
+def test_the_standard_error_is_that_of_a_median():
+    generator = torch.Generator().manual_seed(0)
+    samples = 10 + torch.randn(3000, 15, generator=generator)
+    stated = sum(find_middle(row)[1] for row in samples.tolist()) / 3000 * 10
+    assert stated == pytest.approx(float(samples.median(1).values.std()), rel=0.15)
+
+
+def test_without_a_plug_the_reason_is_said():
+    plug = run_plug(make_clock("cpu"), lambda: None, 10, 1e-3)
+    assert math.isnan(plug.host) and "no kernel that only waits" in plug.reason
+
+
+def test_this_machine_has_figures():
+    found = probe_machine("cpu", seconds=0.3)
+    assert 0.05 < found["launch µs"] < 1000
+    assert found["launch with autograd µs"] > 0
+    assert 0.1 < found["copy GB/s"] < 5000 and 1e-4 < found["matmul float32 TFLOP/s"] < 100
+
+
+def test_a_call_costs_what_a_clock_says():
+    class Clock(probes.HostClock):
+        time = 0.0
+
+        def now(self):
+            return self.time
+
+    clock = Clock()
+
+    def call():
+        clock.time += 5e-6
+
+    assert measure_call(clock, call) == pytest.approx(5)
+
+
+def test_a_wider_recurrence_takes_longer():
+    small, large = (time_recurrence(Recurrence(hidden=h, length=20), "cpu", 3) for h in (8, 256))
+    assert small["ms"] < large["ms"] and small["ran"] == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [64, 128, 129, 192, 193, 256])
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_the_oracle_against_the_kernels_that_run(mode, hidden):
+    row = time_recurrence(Recurrence(mode, hidden, inputs=8, length=60), "cuda")
+    assert row["predicted"] == row["ran"]
+
+
+@pytest.mark.gpu
+def test_the_plug_agrees_with_the_profiler():
+    from cpbkit.gpu_check.faults import make_toy
+    from cpbkit.gpu_check.step import measure
+
+    measured = measure(make_toy("cuda"), seconds=10)
+    assert measured.method.startswith("plug test; the profiler says")
+    said = float(measured.method.split(" D ")[1].split()[0])
+    assert measured.numbers.device == pytest.approx(said, rel=0.25)
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_figures():
+    found = probe_machine("cuda")
+    assert found["copy GB/s"] > 50 and found["matmul float32 TFLOP/s"] > 1
