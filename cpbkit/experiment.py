@@ -309,6 +309,13 @@ PRESETS: dict[str, Experiment] = {
     ),
     "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF),
     "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF),
+    # The floor of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
+    "ridge_ar": Experiment(
+        preset="ridge_ar",
+        task=Task(context=48, horizon=10, **ALL_OHLC),
+        model=Model(name="ridge_ar"),
+        training=Training(epochs=1, steps=1),
+    ),
     # Lin et al. 2023, github.com/lss-1138/SegRNN.
     "segrnn": Experiment(
         preset="segrnn",

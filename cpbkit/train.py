@@ -134,6 +134,10 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
         _move(stack, training, loss_per_model(forecast, y, target_weights).mean(1), i)
         i.add_(1)
 
+    def solve() -> None:
+        stack.net.solve(*(_whole(windows, part, members) for part in ("train", "validation")))
+        stack.table["loss_sum"] += evaluate(stack.net, windows, "train", members, target_weights)
+
     with precision(training, windows.device) as autocast:
         while len(stack):
             members = [place[name] for name in stack.names]
@@ -143,7 +147,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             if now is not stack.weights:  # models have left: the step has other tensors now
                 order, coins, now = fresh, draws, stack.weights
                 i.zero_()
-                run, state.mode = captured(step, stack)
+                run, state.mode = captured(step, stack) if not hasattr(stack.net, "solve") else (solve, "closed form")
             order.copy_(fresh)
             coins.copy_(draws)
             i.fill_(state.step)
@@ -161,6 +165,13 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             explain = functools.partial(_explain, stack, windows, order, members)
             _close_epoch(state, training, validation, explain)
             yield state
+
+
+def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield a whole split: x (M, B, L, C), y (M, B, H, K), weight (M, B), 0 where a shorter series is padded."""
+    for rows, weight in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
+        x, _, y = windows.gather(rows)
+        yield x, y, weight
 
 
 def captured(step: Callable[[], None], stack: Stack) -> tuple[Callable[[], None], str]:

@@ -138,6 +138,34 @@ def test_dlinear_can_be_the_map_of_the_paper():
     torch.testing.assert_close(net(x, last)[0] + x[0, :, -1:], levels.transpose(1, 2))
 
 
+def test_ridge_ar_is_the_solution_whose_penalty_does_best_in_validation():
+    net = make("ridge_ar", models=2, start=0.0)
+    torch.manual_seed(2)
+    parts, truth = [], torch.randn(2, 120, 16).double() / 10  # context 30 x 4 features -> 4 x 4
+    for windows in (400, 90):
+        x = torch.randn(2, windows, 30, 4).double()
+        noise = torch.tensor([0.5, 20.0])[:, None, None, None]  # the second can barely be learned
+        y = 0.3 + (x.flatten(2) @ truth).unflatten(2, (4, 4)) + noise * torch.randn(2, windows, 4, 4).double()
+        weight = torch.ones(2, windows).double()
+        weight[1, windows // 2 :] = 0  # padding of a shorter series
+        parts.append((x, y, weight))
+    net.solve(*([tuple(t[:, :50] for t in part), tuple(t[:, 50:] for t in part)] for part in parts))
+    chosen = []
+    for m in range(2):
+        (x, y), (xv, yv) = ((x[m][w[m] > 0].flatten(1), y[m][w[m] > 0].flatten(1)) for x, y, w in parts)
+        found = {}
+        for penalty in linear.PENALTIES:  # centred, where the intercept leaves the problem
+            a, b = x - x.mean(0), y - y.mean(0)
+            slope = torch.linalg.solve(a.T @ a + penalty * len(x) * torch.eye(120).double(), a.T @ b)
+            intercept = y.mean(0) - x.mean(0) @ slope
+            found[penalty] = (xv @ slope + intercept - yv).square().mean(), slope, intercept
+        penalty = min(found, key=lambda p: found[p][0])
+        chosen.append(penalty)
+        torch.testing.assert_close(net.map.weight[m], found[penalty][1], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(net.map.bias[m, 0], found[penalty][2], rtol=1e-6, atol=1e-9)
+    assert chosen[0] < chosen[1]
+
+
 def test_moving_average_repeats_the_ends():
     x = torch.arange(40.0).double()[None]
     got = linear.moving_average(x)[0]

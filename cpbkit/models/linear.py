@@ -1,5 +1,8 @@
 """Linear forecasters that share their weights over the channels: the humble ones that are hard to beat."""
 
+from collections.abc import Iterable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -8,6 +11,8 @@ from cpbkit.experiment import Model, Task
 from cpbkit.models.layers import Linear, Teacher
 
 KERNEL = 25  # rows of the moving average, as in the paper
+PENALTIES = (0.0, *(10.0**power for power in range(-6, 3)), 1e6)  # of RidgeAR, a window; the last leaves the mean alone
+Batches = Iterable[tuple[Tensor, Tensor, Tensor]]  # x (M, B, L, C), y (M, B, H, K), weight (M, B)
 
 
 def channels(task: Task) -> int:
@@ -53,6 +58,47 @@ class DLinear(nn.Module):
         x = x.transpose(2, 3)  # (M, B, L, C) -> (M, B, C, L)
         trend = moving_average(x)
         return (self.trend(trend) + self.rest(x - trend)).transpose(2, 3)  # (M, B, H, C)
+
+
+class RidgeAR(nn.Module):
+    """Ridge regression of the horizon on all features of the context (Hoerl and Kennard 1970): solved, not trained.
+
+    The penalty is a model's own: the best of PENALTIES on its validation windows.
+    """
+
+    def __init__(self, models: int, task: Task, settings: Model):
+        super().__init__()
+        self.shape = task.horizon, len(task.targets)
+        self.map = Linear(models, task.context * len(task.features), task.horizon * len(task.targets), zero=True)
+
+    def forward(self, x: Tensor, last: Tensor, teacher: Teacher | None = None) -> Tensor:
+        return self.map(x.flatten(2)).unflatten(-1, self.shape)  # (M, B, L, C) -> (M, B, H, K)
+
+    @torch.no_grad()
+    def solve(self, train: Batches, validation: Batches) -> None:
+        """Set the weights to the solution on all train windows."""
+        gram, cross = _moments(train)  # (M, P + 1, P + 1), (M, P + 1, H K)
+        check_gram, check_cross = _moments(validation)
+        ridge = gram[:, -1, -1, None] * torch.ones_like(gram[0, 0])  # as many as there are windows
+        ridge[:, -1] = 0  # the intercept is free
+        best = torch.full_like(gram[:, 0, 0], torch.inf)
+        for penalty in PENALTIES:
+            weights, info = torch.linalg.solve_ex(gram + torch.diag_embed(penalty * ridge), cross)
+            loss = (weights * (check_gram @ weights - 2 * check_cross)).sum((1, 2))  # the squared error less that of 0
+            better = (loss < best) & (info == 0)
+            best = torch.where(better, loss, best)
+            self.map.weight.copy_(torch.where(better[:, None, None], weights[:, :-1], self.map.weight))
+            self.map.bias.copy_(torch.where(better[:, None, None], weights[:, -1:], self.map.bias))
+
+
+def _moments(batches: Batches) -> tuple[Tensor, Tensor]:
+    """Sum X'X and X'Y of each model's own windows, with a column of ones last, in float64."""
+    gram = cross = 0.0
+    for x, y, weight in batches:
+        x = torch.cat([x.flatten(2), torch.ones_like(x[:, :, :1, 0])], 2).double()
+        weighted = (x * weight[..., None]).mT
+        gram, cross = gram + weighted @ x, cross + weighted @ y.flatten(2).double()
+    return gram, cross
 
 
 def moving_average(x: Tensor) -> Tensor:

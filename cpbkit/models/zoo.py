@@ -21,6 +21,7 @@ MODELS = {
     "transformer": transformer.Transformer,
     "nlinear": linear.NLinear,
     "dlinear": linear.DLinear,
+    "ridge_ar": linear.RidgeAR,
 }
 
 
