@@ -30,6 +30,7 @@ class State(Protocol):
     stage: str
     done: int
     total: int
+    share: float  # of the work that is done, from 0 to 1
     seconds_left: float | None
     samples_per_second: float
     results: Sequence[Mapping]
@@ -109,8 +110,7 @@ class Terminal:
 def sentence(state: State) -> str:
     """Say where a sweep stands in one line."""
     counts = Counter(result["status"] for result in state.results)
-    shares = sum(entry.get("share", 0.0) for entry in state.running.values())
-    filled = round(20 * min(1.0, (state.done + shares) / max(1, state.total)))
+    filled = round(20 * state.share)
     parts = [f"[{'#' * filled}{'.' * (20 - filled)}] {state.done} of {state.total} done"]
     parts += [f"{counts[word]} {word}" for word in ("sick", "failed") if counts[word]]
     if state.done < state.total:

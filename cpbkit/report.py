@@ -112,11 +112,11 @@ def _verdict_row(name: str, j: evaluate.Judgement, verdict: evaluate.Verdict) ->
         (verdict.word, verdict.word.lower()),
         _number(100 * j.skill, "+.2f"),
         f"{_number(100 * j.skill_low, '+.2f')} to {_number(100 * j.skill_high, '+.2f')}",
-        _number(verdict.p, ".2g"),
+        f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
         j.best_floor,
-        f"{j.rmse:.4g} {j.unit}".strip(),
-        f"{j.floors[j.best_floor]:.4g}",
-        f"{j.mae:.4g}",
+        f"{_digits(j.rmse)} {j.unit}".strip(),
+        _digits(j.floors[j.best_floor]),
+        _digits(j.mae),
         "" if j.direction is None else f"{100 * j.direction:.1f}",
         "" if j.direction is None else f"{100 * j.direction_low:.1f} to {100 * j.direction_high:.1f}",
         ("" if j.r2 is None else f"{_number(j.r2, '.4f')} / {_number(j.r2_persistence, '.4f')}", "grey"),
@@ -218,3 +218,7 @@ def _origin(folder: Path, about: Mapping) -> dict:
 
 def _number(value: float, form: str) -> str:
     return f"{value:{form}}".replace("-", "−")
+
+
+def _digits(value: float) -> str:
+    return f"{value:#.4g}".rstrip(".")

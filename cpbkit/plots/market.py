@@ -25,7 +25,7 @@ from cpbkit.plots.style import (
     beside,
     counted,
     label,
-    styled,
+    look,
 )
 
 CANDLES = 240  # drawn at most; more bars are put together
@@ -35,7 +35,7 @@ ACROSS = WIDTH - 122  # pixels of the candles' axes
 ROW, LEFT, RIGHT = 15, 96, 250  # pixels of a passport's strip and beside it
 
 
-@styled
+@look()
 def candle_figure(klines: Klines, start: str | None = None, end: str | None = None) -> Picture:
     """Draw candles and volume from `start` to `end` (UTC; default all), with the gaps shaded and named.
 
@@ -114,7 +114,7 @@ def _gaps(price: Axes, volume: Axes, gaps: Sequence[Gap], step: pd.Timedelta) ->
             free = at + room
 
 
-@styled
+@look()
 def passport_figure(passports: Iterable[Passport]) -> Picture:
     """Draw a strip a series over the dates: what is there, what a halt explains, and what is missing."""
     passports = list(passports)

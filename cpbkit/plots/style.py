@@ -1,9 +1,9 @@
 """One look for every figure: colours, type sizes, names and numbers as people read them."""
 
-import functools
+import contextlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -74,7 +74,18 @@ LOOK = {
     "figure.edgecolor": PAPER,
     "figure.dpi": DPI,
     "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",  # text stays text
 }
+
+
+@contextlib.contextmanager
+def look() -> Iterator[None]:
+    """Build and draw in the kit's look, whatever style the notebook has set; also a decorator."""
+    with matplotlib.rc_context():
+        salt = matplotlib.rcParams["svg.hashsalt"]
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**LOOK, "svg.hashsalt": salt})
+        yield
 
 
 class Picture(Figure):
@@ -84,6 +95,11 @@ class Picture(Figure):
         super().__init__(figsize=(width / DPI, height / DPI), dpi=DPI, **settings)
         FigureCanvasAgg(self)
         self.paper = Affine2D().scale(1 / DPI) + self.dpi_scale_trans  # pixels from the lower left corner
+
+    def draw(self, renderer) -> None:
+        """Draw everything; ticks are born only here, so the look is needed here too."""
+        with look():
+            super().draw(renderer)
 
     def box(self, left: float, top: float, width: float, height: float) -> tuple[float, ...]:
         """Turn pixels counted from the upper left corner into the fractions that `add_axes` wants."""
@@ -112,7 +128,7 @@ class Picture(Figure):
         `name` keeps the inner ids of several pictures on a page apart.
         """
         buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        with matplotlib.rc_context({"svg.hashsalt": name}):
             nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
             self.savefig(buffer, format="svg", transparent=True, metadata=nothing)
         _, _, body = buffer.getvalue().partition("<svg")
@@ -129,19 +145,6 @@ class Picture(Figure):
     def _repr_png_(self):
         width, height = self.get_size_inches() * DPI
         return self.png(scale=2), {"width": int(width), "height": int(height)}
-
-
-def styled(draw: Callable) -> Callable:
-    """Run a drawing function under the kit's look, whatever style the notebook has set."""
-
-    @functools.wraps(draw)
-    def run(*args, **kwargs):
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(LOOK)
-            return draw(*args, **kwargs)
-
-    return run
 
 
 def beside(axes: Axes, y: float, text: str, colour: str, size: float = 8) -> None:

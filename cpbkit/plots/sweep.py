@@ -32,9 +32,9 @@ from cpbkit.plots.style import (
     Picture,
     duration,
     label,
+    look,
     name_ends,
     stamped,
-    styled,
 )
 from cpbkit.plots.timeline import Machine
 
@@ -69,7 +69,7 @@ class SweepFigure:
     axes with their artists take several times as long to draw.
     """
 
-    @styled
+    @look()
     def __init__(self, series: Sequence[str], title: str, epochs: int, synthetic: bool = False):
         self.series, self.epochs = tuple(series), epochs
         rows = max(1, math.ceil(len(self.series) / COLUMNS))
@@ -81,7 +81,7 @@ class SweepFigure:
         self.machine = Machine(self.figure, top=self.height - BOTTOM + 46, height=136)
         self._moving = [self.counts, self.bar, self.note, self.stage, self.floor, self.train, self.validation]
         self._moving += [self.gains, self.misses, self.crosses, *self.figure.axes]
-        self._still = None  # the picture without what moves
+        self._still = None  # the picture without what moves; None when it has to be drawn anew
         self.show([])
 
     def _header(self) -> None:
@@ -147,13 +147,17 @@ class SweepFigure:
         train, validation = ([relative(entry, split) for entry in entries] for split in ("train", "validation"))
         low, high = self._zoom(train, validation)
         for lines, curves in ((self.train, train), (self.validation, validation)):
-            lines.set_segments([points(curve, 2 * low - high, 2 * high - low) for curve in curves])
+            beyond = 0.3 * (high - low)  # less than the space between two panels
+            lines.set_segments([points(curve, low - beyond, high + beyond) for curve in curves])
         self.floor.set_segments([[(1, 1), (self.last, 1)]] * len(entries))
         places: dict[Line2D, list] = {self.gains: [], self.misses: [], self.crosses: []}
         for i, (entry, curve) in enumerate(zip(entries, validation, strict=True)):
             text, colour, mark, epoch = self._verdict(entry, curve)
             self.states[i].set(text=text, color=colour)
-            self.names[i].set_color(INK if entry else MUTED)
+            ink = INK if entry else MUTED
+            if self.names[i].get_color() != ink:
+                self.names[i].set_color(ink)
+                self._still = None
             reason = entry["reason"] if colour == RED else ""
             self.reasons[i].set_text(textwrap.fill(reason, 26, max_lines=4, placeholder=" …"))
             if mark and epoch is not None:
@@ -172,6 +176,7 @@ class SweepFigure:
         self.stage.set_text(textwrap.shorten(stage, 44, placeholder=" …"))
         self.machine.show(monitor, seconds_left, samples_per_second)
 
+    @look()
     def png(self) -> bytes:
         """Return the present state as PNG; what never moves is drawn once and kept."""
         canvas, moving = self.figure.canvas, [*self._moving, *self.states, *self.reasons]
@@ -201,21 +206,23 @@ class SweepFigure:
             return str(len(curve)), BLUE, None, None
         if best is None:
             return status, MUTED, None, None
-        gain = round(100 - 100 * curve[best], 1) + 0.0  # no minus before a zero
+        skill = round(100 - 100 * math.sqrt(curve[best]), 1) + 0.0  # of the RMSE; no minus before a zero
         mark, colour = (self.gains, GREEN) if curve[best] < 1 else (self.misses, MUTED)
-        return f"{gain:+.1f} %".replace("-", "−"), colour, mark, best
+        return f"{skill:+.1f} %".replace("-", "−"), colour, mark, best
 
     def _zoom(self, train: Sequence[np.ndarray], validation: Sequence[np.ndarray]) -> tuple[float, float]:
         longest = max((len(curve) for curve in [*train, *validation]), default=0)
         self.last = max(2, longest, min(self.epochs, 10 * math.ceil(longest / 10)))
-        seen = np.concatenate([*validation, *(curve[1:] for curve in train), [0.995, 1.005]])
-        seen = seen[np.isfinite(seen)]
-        low, high = seen.min(), min(np.percentile(seen, 98), 3.0)  # a model that explodes must not hide the rest
+        best = [curve[epoch] for curve in validation if (epoch := lowest(curve)) is not None]
+        seen = np.concatenate([*validation, *train, best, [0.995, 1.005]])
+        # What overfits or explodes leaves its panel, so that the others can be told from persistence.
+        low, high = np.percentile(seen[np.isfinite(seen)], [4, 94])
+        low, high = min(low, 0.995, *best), min(max(high, 1.005), 3.0)
         low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
         self.zoom.clear().translate(-1, -low).scale(PANEL_X / (self.last - 1), PANEL_Y / (high - low))
         self.note.set_text(
             f"loss relative to persistence, {low:.3g} to {high:.3g}, over {self.last} epochs  ·  "
-            "at right: gain on validation, or the epoch"
+            "at right: skill on validation, or the epoch"
         )
         return low, high
 
@@ -250,7 +257,7 @@ def sweep_figure(
     return picture.figure
 
 
-@styled
+@look()
 def loss_figure(result: Mapping) -> Picture:
     """Draw one model's loss against persistence; the title says whether it fell below on validation."""
     curve, train, width = relative(result, "validation"), relative(result, "train"), 0.75 * WIDTH
@@ -287,5 +294,5 @@ def _sentence(result: Mapping, curve: np.ndarray, best: int | None) -> str:
         return f"{name} has no validation loss"
     share = 100 * abs(curve[best] - 1)
     if curve[best] < 1:
-        return f"{name} falls below persistence: {share:.2g} % under it at epoch {best + 1}"
-    return f"{name} never falls below persistence: {share:.2g} % above it at best"
+        return f"{name} falls below persistence: its loss is {share:.2g} % lower at epoch {best + 1}"
+    return f"{name} never falls below persistence: its loss is {share:.2g} % higher at best"

@@ -19,8 +19,8 @@ from cpbkit.plots.style import (
     WIDTH,
     Picture,
     amount,
+    look,
     stamped,
-    styled,
 )
 
 GB = 1e9  # bytes, as sellers of memory count
@@ -53,7 +53,7 @@ class Timeline:
         time, curves = thinned(time / unit, curves)
         self.lower.set_data(time, curves[0])
         self.upper.set_data((time, curves[1]) if upper is not None else ([], []))
-        self.area.set_verts([np.column_stack([np.r_[time, time[::-1]], np.r_[curves[0], 0 * time]])])
+        self.area.set_verts([np.column_stack([np.r_[time, time[::-1]], np.r_[np.nan_to_num(curves[0]), 0 * time]])])
         end = max(end / unit, time.max(initial=0), 1)
         highest = max([top, *(np.nanmax(c, initial=0) for c in curves)]) or 1
         self.axes.set(xlim=(0, end), ylim=(0, highest * (1 if highest == top else 1.25)))
@@ -124,7 +124,7 @@ class Machine:
         self.load.show(title, time, busy, top=100.0, **span)
 
 
-@styled
+@look()
 def memory_figure(monitor: pd.DataFrame, title: str = "Memory and load", synthetic: bool = False) -> Picture:
     """Draw a run's timeline: device memory where there is a GPU, else host memory, and how busy it was."""
     figure = Picture(WIDTH, 250)

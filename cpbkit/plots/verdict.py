@@ -27,8 +27,8 @@ from cpbkit.plots.style import (
     beside,
     counted,
     label,
+    look,
     name_ends,
-    styled,
 )
 from cpbkit.plots.sweep import DASHES, is_synthetic
 
@@ -41,7 +41,7 @@ SIGNS = {"OK": (GREEN, "o", 5.5), "NOTE": (ORANGE, "D", 5.5), "SICK": (RED, "X",
 ROW = 19.5  # pixels of a series
 
 
-@styled
+@look()
 def verdict_figure(results: Sequence[Mapping]) -> Picture:
     """Draw the skill of every model with its interval, a panel a head, the best first."""
     by_head = evaluate.judgements(results)
@@ -98,7 +98,7 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     axes.set_title(f"{head}, {bars} ahead  ·  skill against {against}, %", x=-78 / (axes.bbox.width), pad=10)
 
 
-@styled
+@look()
 def forecast_figure(
     series: "Series", origins: np.ndarray, forecast: np.ndarray, *, target: str = "", ahead: int = 0, windows: int = 160
 ) -> Picture:
@@ -161,7 +161,7 @@ def echo_lag(levels: np.ndarray, rows: np.ndarray, forecast: np.ndarray, most: i
     return int(np.argmin([np.mean((forecast - levels[rows - lag]) ** 2) for lag in range(most + 1)]))
 
 
-@styled
+@look()
 def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture:
     """Draw the health table: a row a series, a column a check, and what is wrong in words."""
     names = list(dict.fromkeys(check.series for check in checks))
@@ -193,7 +193,7 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
     return figure
 
 
-@styled
+@look()
 def coverage_figure(intervals: Intervals, window: int = 200, title: str = "", synthetic: bool = False) -> Picture:
     """Draw the share of truths inside the intervals over the last `window` windows, for the first and last step."""
     window = min(window, max(1, len(intervals.inside) // 2))
