@@ -94,7 +94,7 @@ _cache_command("remove", "Remove files, and list them.")
     cls=Command,
     examples=(
         "cpbkit series load.csv --horizon 24",
-        "cpbkit series ETTh1.csv --model dlinear --context 336 --horizon 96 --rows 8640 2880 2880 --scale standard",
+        "cpbkit series ETTh1.csv --model nlinear --context 336 --horizon 96 --train 8640 --val 2880 --test 2880",
     ),
 )
 @click.argument("file", type=click.Path())
@@ -103,29 +103,45 @@ _cache_command("remove", "Remove files, and list them.")
 @click.option("--columns", callback=names, help="What is forecast, from itself.  [default: every column of numbers]")
 @click.option("--context", type=click.IntRange(1), default=336, show_default=True, help="Rows in.")
 @click.option("--horizon", type=click.IntRange(1), default=96, show_default=True, help="Rows out.")
-@click.option("--rows", type=(int, int, int), help="To train, validate and test on.  [default: 70, 10 and 20 % of all]")
+@click.option("--train", type=click.IntRange(1), help="Rows to train on, the oldest.  [default: 70 % of all]")
+@click.option("--val", type=click.IntRange(1), help="Rows to validate on, the next.  [default: 10 % of all]")
+@click.option("--test", type=click.IntRange(1), help="Rows to test on, the next.  [default: 20 % of all]")
 @click.option("--scale", type=click.Choice(["standard", "persistence", "none"]), default="standard", show_default=True)
-@click.option("--drop-last", type=click.IntRange(0), default=0, help="Also leave out the last batch of this size.")
+@click.option("--drop-last", type=click.IntRange(0), default=0, help="Also without the last incomplete batch of this size.")
 @click.option("--slide-over-gaps", is_flag=True, help="Take rows as even steps, whatever their times.")
 @change_settings
 @as_json
 def series(
-    file, model, time, columns, context, horizon, rows, scale, drop_last, slide_over_gaps, settings, epochs, as_json
+    file,
+    model,
+    time,
+    columns,
+    context,
+    horizon,
+    train,
+    val,
+    test,
+    scale,
+    drop_last,
+    slide_over_gaps,
+    settings,
+    epochs,
+    as_json,
 ):
     """Train a model on a table of your own, beside the forecast that nothing changes."""
     from cpbkit.data.files import read_table
     from cpbkit.series import plan_series, run_series
 
     table = read_table(file, time, features=columns)
-    share = len(table) // 10
+    tenth = len(table) // 10
     settings |= {} if epochs is None else {"epochs": epochs}
     experiment = plan_series(model, table.columns, context, horizon, scale, settings)
     with status_line() as say:
         found = run_series(
             table,
-            Path(file).stem,
+            Path(file).name.partition(".")[0],
             experiment,
-            rows or (len(table) - 3 * share, share, 2 * share),
+            (train or len(table) - 3 * tenth, val or tenth, test or 2 * tenth),
             drop_last=drop_last,
             slide_over_gaps=slide_over_gaps,
             on_progress=say,
@@ -141,7 +157,7 @@ def _series_text(found) -> str:
     lines += [f"{'':24}{'MSE':>9}{'MAE':>9}   persistence{'MSE':>9}{'MAE':>9}"]
     rows = {"all columns": (found.errors, found.persistence)}
     if found.errors_dropped:
-        rows[f"without the last {found.drop_last}"] = (found.errors_dropped, found.persistence_dropped)
+        rows[f"whole batches of {found.drop_last}"] = (found.errors_dropped, found.persistence_dropped)
     for name, (ours, floor) in (rows | found.by_column).items():
         lines.append(f"{name:24}{ours.mse:9.4f}{ours.mae:9.4f}{'':14}{floor.mse:9.4f}{floor.mae:9.4f}")
     return "\n".join([*lines, *found.notes])
