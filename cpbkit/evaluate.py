@@ -14,7 +14,7 @@ import pandas as pd
 
 from cpbkit import metrics
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Task
+from cpbkit.experiment import Experiment, Task
 from cpbkit.models import naive
 
 if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
@@ -338,6 +338,29 @@ def _pool(found: list[dict]) -> dict:
         "direction_of": found[0]["direction_of"],
         "notes": tuple(dict.fromkeys(note for f in found for note in f["notes"])),
     }
+
+
+def refit(experiment: Experiment, device: str = "cpu") -> Callable[["Series", Task, "Splits"], np.ndarray]:
+    """Return a forecaster that trains the experiment's model anew on each piece it is handed, alone.
+
+    Errors: CpbkitError when the training falls sick.
+    """
+    from cpbkit.models import zoo  # torch again
+    from cpbkit.train import Fit, assemble, fit, forecast
+
+    def forecaster(series, task, splits):
+        part = dataclasses.replace(experiment, task=task)
+        windows, stack = assemble(part, [series], device)
+        steps = part.training.steps or math.ceil(len(splits.train) / part.training.batch)
+        (end,) = (
+            f for state in fit(Fit(stack), windows, part.training, steps) if not state.step for f in state.finished
+        )
+        if end.status != "done":
+            raise CpbkitError(f"{series.name} could not be refitted: {end.reason}")
+        net = zoo.restore(task, part.model, end.weights).to(windows.device, windows.inputs.dtype)
+        return forecast(net, windows, "test", [0])[0]
+
+    return forecaster
 
 
 @dataclass(frozen=True)
