@@ -42,6 +42,7 @@ SMALL = {
         2,
     ),
     "03_smoke_test": ("end, epochs = '2025-01-20', 2", 2),
+    "04_sweep": ("source, start, end, epochs = 'synthetic', '2025-01-01', '2025-01-14', 1", 2),
 }
 
 
