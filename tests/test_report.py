@@ -1,0 +1,198 @@
+"""The report of a made-up run: whole, self-contained, and everything that is in the folder is on the page."""
+
+import html
+import html.parser
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from test_plots import EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
+
+from cpbkit import evaluate
+from cpbkit.errors import RunError
+from cpbkit.experiment import to_json, vary
+from cpbkit.plots.style import label
+from cpbkit.report import write_report
+
+ABOUT = {
+    "command": "cpbkit sweep --run 'runs/<first> & only'",
+    "started": "2026-01-02 03:04:05 UTC",
+    "machine": "Linux x86_64, 2 CPU cores",
+    "gpu": "",
+    "versions": {"cpbkit": "0.1.0", "torch": "2.4.0+made-up"},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    results = made_up_results(heads=("price", "volatility"))
+    return write_report(write_run(tmp_path_factory.mktemp("runs") / "first", results))
+
+
+@pytest.fixture(scope="module")
+def page(path):
+    return Page(path)
+
+
+def write_run(folder, results, experiment=EXPERIMENT, monitor=True):
+    folder.mkdir()
+    (folder / "experiment.json").write_text(to_json(experiment))
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
+    if monitor:
+        made_up_monitor(gpu=True).to_parquet(folder / "monitor.parquet")
+        (folder / "clock.json").write_text(json.dumps({"bars": 25.0, "training": 75.0, "worker: epochs": 140.0}))
+        (folder / "about.json").write_text(json.dumps(ABOUT))
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser would make of the page: its text, its tables, and all that it would load."""
+
+    EMPTY = ("meta", "br", "hr", "img", "link", "input")
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.words, self.tables, self.loads, self.ids = [], [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        if tag in ("script", "link", "img", "iframe", "object", "embed", "image"):
+            self.loads.append(tag)
+        self.loads += [v for k, v in attributes.items() if k in ("src", "href", "xlink:href") and not v.startswith("#")]
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        if "style" not in self.open:
+            self.words.append(data)
+
+    def table(self, *columns):
+        (found,) = [t for t in self.tables if tuple(t[0][: len(columns)]) == columns]
+        return found[1:]
+
+
+def test_the_page_is_sound_and_loads_nothing(path, page):
+    source = path.read_text(encoding="utf-8")
+    assert path.name == "report.html" and page.open == [] and page.loads == []
+    assert "http" not in source and "@import" not in source and "<script" not in source
+    assert set(re.findall(r"url\((.)", source)) <= {"#"}
+    inner = [name for name in page.ids if not re.fullmatch(r"[mp][0-9a-f]{10}", name)]
+    assert inner == ["verdicts", "training", "time", "bars", "splits", "settings", "origin"]
+    assert len(set(page.ids)) == len(page.ids)
+    assert set(re.findall(r"#(\w+)", " ".join(re.findall(r"""(?:href="|url\()#\w+""", source)))) <= set(page.ids)
+
+
+def test_each_verdict_is_on_the_page(page):
+    by_head = evaluate.judgements(made_up_results(heads=("price", "volatility")))
+    tables = [t[1:] for t in page.tables if t[0][:2] == ["series", "verdict"]]
+    for (head, group), rows in zip(by_head.items(), tables, strict=True):
+        found = evaluate.verdicts(group)
+        assert evaluate.headline(found, head, 2) in page.text
+        order = sorted(group, key=lambda name: -group[name].skill)
+        assert [row[:2] for row in rows] == [[label(name), found[name].word] for name in order]
+        j, row = group[order[0]], rows[0]
+        low, high = 100 * j.skill_low, 100 * j.skill_high
+        assert row[2:4] == [f"{100 * j.skill:+.2f}", f"{low:+.2f} to {high:+.2f}"] and row[4] == "< 0.0001"
+        assert row[9:] == ["51.0", "48.0 to 54.0", "0.9981 / 0.9983", "0.410 / 0.400", "1,200"]
+
+
+def test_everything_of_the_folder_is_on_the_page(page):
+    assert all(label(name) in page.text for name in EXPERIMENT.series)
+    assert page.text.count("SYNTHETIC") >= 4  # the stamp and each figure
+    assert ABOUT["command"] in page.text and "2.4.0+made-up" in page.text and ABOUT["started"] in page.text
+    assert ["training", "75.0 s", "75.0 %", ""] in [row for table in page.tables for row in table]
+    assert "1 m 40 s in all" in page.text and "all workers added up: 2 m 20 s" in page.text
+    settings = dict(row for table in page.tables for row in table if len(row) == 2)
+    assert settings["horizon"] == "4" and settings["learning_rate"] == "0.003" and settings["intervals"] == "15m, 1h"
+    passports = {row[0]: row for row in page.table("series", "files", "first")}
+    assert list(passports) == [label(name) for name in EXPERIMENT.series]
+    assert passports["LTC 1h"][4:8] == ["2,928", "2,917", "2", "10"]
+    gaps = page.table("first missing bar, UTC")
+    assert gaps[0][:4] == ["2023-03-24 13:00", "2023-03-24 13:00", "1", "spot matching-engine outage of 2023-03-24"]
+    assert len(gaps[0][4].split(", ")) == 40 and gaps[1][3:] == ["unknown", "LTC\N{NO-BREAK SPACE}1h"]
+    (splits,) = page.table("train", "validation")
+    assert splits[2] == "2023-06-12 17:00 to 2023-06-30 23:45" and splits[3] == "8,000 / 1,700 / 1,700"
+    assert "4 bars are left out" in page.text
+    sick = page.table("series", "check")
+    assert [row[0] for row in sick if row[2] == "SICK"] == [label(EXPERIMENT.series[k]) for k in (SICK, FAILED)]
+    assert "GPU memory, GB" in page.text and "reserved 1.70" in page.text
+
+
+def test_text_is_escaped(path):
+    source = path.read_text(encoding="utf-8")
+    assert "<b>" not in source and "<first>" not in source
+    assert "nan at epoch 7 in &lt;b&gt;decoder &amp; co&lt;/b&gt; $x_1$" in source
+    assert html.escape(ABOUT["command"], quote=False).replace("'", "&#39;") in source
+
+
+def test_a_run_that_is_not_over_says_what_is_missing(tmp_path):
+    experiment = vary(EXPERIMENT, source="binance")
+    folder = write_run(tmp_path / "half", made_up_results(synthetic=False, stop=38), experiment, monitor=False)
+    page = Page(write_report(folder))
+    assert "Not finished yet: LUNA 15m, LUNA 1h" in page.text and "SYNTHETIC" not in page.text
+    assert "No time was kept." in page.text and "the command was not kept" in page.text
+    assert "2 waiting" in page.text and "3 of 38 beat the best naive forecast of the price" in page.text
+
+
+def test_a_run_of_sick_models_has_a_report_too(tmp_path):
+    results = [made_up_results()[k] for k in (SICK, FAILED)]
+    page = Page(write_report(write_run(tmp_path / "sick", results, monitor=False)))
+    assert "No model is judged yet." in page.text and "0 of 2 models trained soundly" in page.text
+
+
+def test_an_order_of_arrival_changes_nothing(tmp_path):
+    results = made_up_results()
+    first, second = (write_run(tmp_path / n, r) for n, r in (("a", results), ("b", results[::-1])))
+    pages = [write_report(f).read_text(encoding="utf-8").replace(f"· {f.name}", "") for f in (first, second)]
+    assert pages[0] == pages[1]
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(RunError, match="is no run folder"):
+        write_report(tmp_path)
+    with pytest.raises(RunError, match=r"at least one finished series; .* has none of 40"):
+        write_report(write_run(tmp_path / "empty", []))
+    assert not (tmp_path / "empty" / "report.html").exists()
+
+
+def test_a_full_disk_leaves_the_old_report(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "full", made_up_results()[:2])
+    path = folder / "report.html"
+    path.write_text("the old one")
+    before = sorted(folder.iterdir())
+
+    def fail(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(folder)
+    assert path.read_text() == "the old one" and sorted(folder.iterdir()) == before
+
+
+@pytest.mark.browser
+def test_a_browser_shows_it_without_a_network(path):
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    done = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("<svg") == 3 and "LUNA 1h</text>" in done.stdout, done.stderr
