@@ -87,6 +87,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         self.asked: list[str] = []  # paths, with the query
         self.delay = 0.0  # s before each answer
         self.clock = ""  # Date header of REST answers
+        self.weight = ""  # header that says what a client has used of its allowance
         self.lock = threading.Lock()
 
     @property
@@ -232,6 +233,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response_only(status)
         if self.server.clock:
             self.send_header("Date", self.server.clock)
+        if self.server.weight:
+            self.send_header("X-MBX-USED-WEIGHT-1M", self.server.weight)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()

@@ -144,7 +144,9 @@ def test_units_are_told_row_by_row(fetch, server):
     mixed = [r if i % 2 else [r[0] + "000", *r[1:6], r[6] + "999", *r[7:]] for i, r in enumerate(rows)]
     december = [m for m, r in zip(mixed, rows, strict=True) if r[0] < str(milliseconds("2025-01-01"))]
     server.edited["BTCUSDT-4h-2024-12.zip"] = [m for m in december if m[0][:10] >= "1733011200"]
-    assert is_right(fetch()["BTCUSDT_4h"], rows, "2024-12-20", "2025-03-12")
+    bars = fetch()["BTCUSDT_4h"]
+    assert is_right(bars, rows, "2024-12-20", "2025-03-12")
+    assert bars.passport.off_grid == 0 and bars.passport.notes == (), "none had to come from elsewhere"
 
 
 def test_futures_come_in_coins_under_the_coins_symbol(fetch, server):
@@ -460,6 +462,35 @@ def test_rest_pages_follow_each_other(fetch, server):
     bars = fetch(intervals="15m", start="2025-01-01", end="2025-02-28")["BTCUSDT_15m"]
     assert is_right(bars, rows, "2025-01-01", "2025-02-28", interval="15m") and len(bars.frame) == 59 * 96
     assert sum("/api/" in path for path in server.asked) == 6
+
+
+def test_a_rest_allowance_that_runs_out_is_waited_for(fetch, server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(binance.Client, "pause", lambda self, url, seconds: pauses.append(seconds))
+    server.weight = "4700"  # of 6000 a minute
+    fetch(end="2025-03-12")
+    assert pauses == []
+    server.weight = "4900"
+    fetch("ETHUSDT")
+    assert len(pauses) == 1 and 0 < pauses[0] <= 60
+
+
+def test_a_paused_host_is_not_asked(server):
+    client = binance.Client(2, QUICK)
+    client.pause(server.url, 0.3)
+    began = time.monotonic()
+    assert client.get(server.rest_url + "/x", limit=100).status == 404 and time.monotonic() - began < 0.25
+    assert client.get(server.url + "/x", limit=100).status == 404 and time.monotonic() - began > 0.29
+    client.stop()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"<html>", b"{}", b"[1]", b"[[]]", b'[["x",1,1,1,1,1,1,1,1,1,1,1]]', b"[[1e99,1,1,1,1,1,1,1,1,1,1,1]]"]
+)
+def test_a_rest_answer_that_holds_no_bars_is_refused(fetch, server, monkeypatch, answer):
+    monkeypatch.setattr("archive_server.Handler.rest", lambda self, query: (200, answer))
+    with pytest.raises(Incomplete, match=r"rest BTCUSDT-4h 2025-03-12T00:00 .*: an answer that"):
+        fetch()
 
 
 def test_weeks_come_from_months_alone(fetch, server):

@@ -163,7 +163,9 @@ def rows_of(page: bytes, name: str) -> list:
         rows = json.loads(page)
     except ValueError:
         raise BadFile(f"{name}: an answer that is not JSON: {page[:80]!r}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) >= 11 for row in rows):
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) >= 11 and isinstance(row[0], int) and 0 < row[0] < _LAST_MS for row in rows
+    ):
         raise BadFile(f"{name}: an answer that is not a list of bars: {page[:80]!r}")
     return rows
 

@@ -186,10 +186,9 @@ class Client:
         return Answer(status, body, said.timestamp() if said else None, int(used) if used.isdigit() else 0)
 
     def _body(self, response: requests.Response, url: str, limit: int) -> bytes:
-        # read() of a drip of bytes would return only when the chunk is full, and no deadline would be seen.
-        read = getattr(response.raw, "read1", None) or response.raw.read
         deadline, parts, size = time.monotonic() + self.patience.whole, [], 0
-        while chunk := read(_CHUNK):
+        # read() of a drip of bytes would return only when the chunk is full, and no deadline would be seen.
+        while chunk := response.raw.read1(_CHUNK):
             parts.append(chunk)
             size += len(chunk)
             if size > limit:
@@ -200,9 +199,6 @@ class Client:
                 raise Unavailable("stopped")
         with self._lock:
             self.bytes += size
-        length = response.headers.get("Content-Length", "")
-        if length.isdigit() and int(length) != size:
-            raise _Again(f"the body ended after {size:,} of {int(length):,} bytes")
         return b"".join(parts)
 
 

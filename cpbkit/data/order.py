@@ -97,7 +97,8 @@ def missing_bars(order: Order, held: Holding) -> np.ndarray:
     step, phase = order.step, grid_phase(order.interval, held.starts)
     low = -((phase - order.first) // step) * step + phase
     grid = np.arange(low, min(order.end, order.now - step + 1), step, dtype=np.int64)
-    absent = grid[~np.isin(grid, held.starts, assume_unique=True)]
+    at = np.searchsorted(held.starts, grid)
+    absent = grid[np.append(held.starts, -1)[at] != grid]
     if order.market == "spot" and len(absent):
         for halt in HALTS:
             absent = absent[(absent < halt.start.value) | (absent + step > halt.end.value)]

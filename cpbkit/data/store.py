@@ -27,6 +27,7 @@ _KINDS = {rank: kind for kind, rank in RANK.items()}
 PART_AGE = 86400.0  # s; an older part may have been rewritten by the venue since
 LOCK_WAIT = 60.0  # s; a merge takes well under one
 _FORMAT = 1
+Bars = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, values and ranks, as in Holding
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,26 +62,26 @@ class Entry:
 
 def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
     """Add pieces to a holding: of two bars the one of the higher rank stays, of equal rank the later one."""
-    pieces = list(pieces)
     disagreements = {(d.between, d.first): d for d in held.disagreements}
-    starts, values, ranks, records = held.starts, held.values, held.ranks, held.records
+    bars, records = (held.starts, held.values, held.ranks), held.records
     for piece in pieces:
-        rank = RANK[piece.record.kind]
-        for found in _compare(starts, values, ranks, piece, rank):
-            disagreements[found.between, found.first] = found
-        starts = np.concatenate((starts, piece.starts))
-        values = np.concatenate((values, piece.values))
-        ranks = np.concatenate((ranks, np.full(len(piece.starts), rank, np.int8)))
-        order = np.lexsort((ranks, starts))
-        starts, values, ranks = starts[order], values[order], ranks[order]
-        last = np.append(starts[1:] != starts[:-1], True) if len(starts) else np.empty(0, bool)
-        starts, values, ranks = starts[last], values[last], ranks[last]
-        records = {**_not_replaced(records, piece.record, starts, ranks), piece.record.name: piece.record}
+        if len(piece.starts):
+            rank = RANK[piece.record.kind]
+            # Only the stretch that the piece covers is looked at: a long series comes in many pieces.
+            low, high = np.searchsorted(bars[0], (piece.starts[0], piece.starts[-1] + 1))
+            stretch = tuple(array[low:high] for array in bars)
+            for found in _compare(*stretch, piece, rank):
+                disagreements[found.between, found.first] = found
+            stretch = _best(stretch, (piece.starts, piece.values, np.full(len(piece.starts), rank, np.int8)))
+            bars = tuple(
+                np.concatenate((array[:low], new, array[high:])) for array, new in zip(bars, stretch, strict=True)
+            )
+        records = {**_not_replaced(records, piece.record, bars[0], bars[2]), piece.record.name: piece.record}
     return replace(
         held,
-        starts=starts,
-        values=values,
-        ranks=ranks,
+        starts=bars[0],
+        values=bars[1],
+        ranks=bars[2],
         records=records,
         disagreements=tuple(disagreements[key] for key in sorted(disagreements)),
     )
@@ -139,7 +140,7 @@ class Store:
                 log.warning("%s", error)
                 damage.append(str(error))
                 continue
-            held = _overlay(held, found)
+            held = _overlay(held, found) if held.records else found
         return replace(held, damage="; ".join(damage))
 
     def update(
@@ -271,23 +272,19 @@ def _not_replaced(records: dict[str, Record], by: Record, starts: np.ndarray, ra
     return kept
 
 
+def _best(one: Bars, other: Bars) -> Bars:
+    """Join starts, values and ranks; of two bars the higher rank stays, of equal rank the one of `other`."""
+    starts, values, ranks = (np.concatenate(pair) for pair in zip(one, other, strict=True))
+    order = np.lexsort((ranks, starts))
+    starts, values, ranks = starts[order], values[order], ranks[order]
+    last = np.append(starts[1:] != starts[:-1], True)[: len(starts)]
+    return starts[last], values[last], ranks[last]
+
+
 def _overlay(below: Holding, above: Holding) -> Holding:
-    """Lay one place's holding over another's; a bar of equal rank is taken from the upper one."""
-    order = [h for h in (below, above) if len(h.starts)]
-    if len(order) < 2:
-        bars = order[0] if order else above
-        starts, values, ranks = bars.starts, bars.values, bars.ranks
-    else:
-        starts, values, ranks = (
-            np.concatenate([getattr(h, name) for h in order]) for name in ("starts", "values", "ranks")
-        )
-        by = np.lexsort((ranks, starts))
-        last = np.append(starts[by][1:] != starts[by][:-1], True)
-        starts, values, ranks = starts[by][last], values[by][last], ranks[by][last]
+    """Lay one place's holding over another's."""
     return Holding(
-        starts,
-        values,
-        ranks,
+        *_best((below.starts, below.values, below.ranks), (above.starts, above.values, above.ranks)),
         {**below.records, **above.records},
         {**below.absent, **above.absent},
         tuple(sorted({*below.disagreements, *above.disagreements}, key=lambda d: (d.between, d.first))),
