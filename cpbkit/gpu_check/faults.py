@@ -48,7 +48,7 @@ class Toy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.layer(x)
-        out = out[0] if isinstance(out, tuple) else out  # (B, L, H) of a recurrence, else (B, H)
+        out = out[0] if isinstance(out, tuple) else out  # (B, L, H), or (B, H) of a layer without time
         return self.head(out[:, -1] if out.dim() == 3 else out)
 
 
@@ -147,9 +147,8 @@ def _small_layers(layers: int = 40) -> nn.Module:
 
 
 def _healthy(device: str) -> Step:
-    width = 1024 if device == "cpu" else 16384
-    layers = nn.Flatten(1), nn.Linear(LENGTH * FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
-    return make_toy(device, nn.Sequential(*layers), width)
+    width = 256 if device == "cpu" else 4096
+    return make_toy(device, nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width)), width)
 
 
 def _in_memory() -> TensorDataset:

@@ -139,25 +139,25 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
         wait_lines=tuple(dict.fromkeys(census.waits)),
     )
     with phase("enqueue"):
-        if clock.serial:
-            return _split_serial(clock, numbers)
-        return _split_device(clock, numbers, step, batch, resident)
+        split = _split_serial if clock.serial else _split_device
+        return split(clock, numbers, step, batch, resident)
 
 
-def _split_serial(clock, n: Numbers) -> Measured:
-    """Share a step of a CPU between starting operators and computing: calls x what a call on next to nothing costs."""
-    census, layers = Census(), nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(4, 4), nn.ReLU())))
-    tiny = torch.ones(2, 4)
-
-    def call() -> None:
-        layers(tiny).sum().backward()
-
-    with census:
-        call()
-    cost = measure_call(clock, call) / census.kernels
-    host = min(n.kernels * cost / 1e3, 0.95 * n.cached)
-    method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, the rest is arithmetic"
-    return Measured(replace(n, host=max(host, 1e-6), device=max(n.cached - host, 1e-6)), method, ())
+def _split_serial(clock, n: Numbers, step: Step, batch, resident) -> Measured:
+    """Share a step of a CPU between starting operators and computing: on one sample it starts as many operators."""
+    narrow = tree_map(lambda t: t.narrow(step.batch_axis, 0, 1) if _has_axis(t, step.batch_axis) else t, batch)
+    try:
+        step.train(narrow)
+        pairs = [[time_block(clock, lambda b=b: step.train(b), 2) for b in (narrow, batch)] for _ in range(BLOCKS)]
+        host = n.cached * median(one / whole for one, whole in pairs)  # a share: both suffer the same machine
+        method = f"no GPU: on one sample a step takes {host:.3g} ms"
+    except (RuntimeError, ValueError, IndexError):  # a batch norm, say, refuses one sample
+        tracked = torch.ones(1, requires_grad=True)
+        cost = measure_call(clock, lambda: tracked.add(1))
+        host = n.kernels * cost / 1e3
+        method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, at the least"
+    host = max(min(host, 0.95 * n.cached), 1e-6)
+    return Measured(replace(n, host=host, device=max(n.cached - host, 1e-6)), method, ())
 
 
 def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
@@ -307,14 +307,18 @@ def to_device(batch, device: str):
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
 
 
+def _has_axis(thing, axis: int) -> bool:
+    return isinstance(thing, Tensor) and thing.dim() > axis
+
+
 def widen(batch, times: int, axis: int = 0):
     """Repeat every tensor of a batch along the axis of its samples."""
-    return tree_map(lambda t: torch.cat([t] * times, axis) if isinstance(t, Tensor) and t.dim() > axis else t, batch)
+    return tree_map(lambda t: torch.cat([t] * times, axis) if _has_axis(t, axis) else t, batch)
 
 
 def count_samples(batch, axis: int = 0) -> int:
     """Return the samples of a batch, by its first tensor."""
-    return next((t.shape[axis] for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > axis), 0)
+    return next((t.shape[axis] for t in tree_leaves(batch) if _has_axis(t, axis)), 0)
 
 
 def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[str]:
