@@ -128,6 +128,12 @@ def test_names_are_a_number_and_a_noun():
     assert all(re.fullmatch(r"\d\d_[a-z_]+\.ipynb", path.name) for path in NOTEBOOKS)
 
 
+def test_the_readme_lists_every_notebook_with_its_question():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in NOTEBOOKS:
+        assert f"notebooks/{path.name})" in readme and badges(path.name) in readme, path.name
+
+
 def test_the_repair_is_stable_and_mends(tmp_path):
     untidy = {
         "cells": [

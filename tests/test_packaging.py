@@ -12,8 +12,12 @@ import zipfile
 import pytest
 from conftest import ROOT
 
+from cpbkit.data.synthetic import make_market
+from cpbkit.experiment import PRESETS, vary
+
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
+SMALL_MARKET = ["BTCUSDT", "ETHUSDT"], ["1h"], "2025-03-01", "2025-03-31"
 ADDRESS = SETTINGS["metadata"]["url"]
 REQUIREMENTS = [
     line.partition("#")[::2] for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
@@ -84,6 +88,19 @@ def test_the_address_stands_in_one_place():
             assert owner.removesuffix(".git").split("@")[0] == path, file.name
     for file in [*(ROOT / "cpbkit").rglob("*.py"), ROOT / "setup.sh", ROOT / "Makefile"]:
         assert ADDRESS not in file.read_text(encoding="utf-8"), f"{file.name}: read it from the metadata instead"
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    """As they stand, but for a shorter preset, and the seeded market in place of the archive."""
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert lines.count("\n") - lines.count("\n\n") <= 10
+    small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
+    monkeypatch.setitem(PRESETS, "quick", small)
+    monkeypatch.setattr("cpbkit.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
+    monkeypatch.chdir(tmp_path)
+    exec(lines, {})
+    assert "BTCUSDT_1h" in capsys.readouterr().out and (tmp_path / "runs/first/report.html").exists()
 
 
 @pytest.fixture
