@@ -176,8 +176,10 @@ def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
                     state.running |= message.running
                     for stage, seconds in message.seconds.items():
                         clock.add(f"worker: {stage}", seconds)
-                    pace = pace or Pace(state.share)
-                    pace.samples += message.samples
+                    if pace:
+                        pace.samples += message.samples
+                    else:
+                        pace = Pace(state.share)
             if pace:
                 state.seconds_left, state.samples_per_second = pace.tell(state.share)
             tell("training")
