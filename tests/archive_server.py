@@ -37,7 +37,7 @@ FILE = re.compile(
 RETRY_AFTER = "0"  # s
 BOMB = 3 << 20  # bytes
 FAULTS = (
-    "404 403 418 451 429 500 503 short reset slow wrong_sha garbage bomb escape html two_members encrypted"
+    "404 403 418 451 429 500 503 short reset slow silent wrong_sha garbage bomb escape html two_members encrypted"
 ).split()
 
 
@@ -160,6 +160,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 fault.times -= 1
         time.sleep(self.server.delay)
         url = urllib.parse.urlsplit(self.path)
+        if fault and fault.kind == "silent":
+            time.sleep(1)
+            self.close_connection = True
+            return
         if fault and fault.kind.isdigit():
             headers = {"Retry-After": RETRY_AFTER} if fault.kind in ("429", "418") else {}
             return self.answer(int(fault.kind), b"no", headers)

@@ -319,7 +319,7 @@ def test_a_rest_host_that_refuses_is_left_alone_and_the_archive_serves(fetch, se
         assert f"HTTP {kind}" in p.notes[0] and "2 bars from 2025-03-12T00:00 on" in p.notes[0]
 
 
-@pytest.mark.parametrize("kind", ["451", "403", "418", "500", "short", "reset"])
+@pytest.mark.parametrize("kind", ["451", "403", "418", "500", "short", "reset", "silent"])
 def test_an_archive_that_is_lost_is_stood_in_for(fetch, server, kind):
     server.faults = [Fault(kind, "^/data")]
     bars = fetch()["BTCUSDT_4h"]
@@ -329,7 +329,7 @@ def test_an_archive_that_is_lost_is_stood_in_for(fetch, server, kind):
     assert sum("/data" in path for path in server.asked) <= (12 if kind.startswith("4") else 14 * 3)
 
 
-@pytest.mark.parametrize("kind", ["429", "500", "503", "short", "reset"])
+@pytest.mark.parametrize("kind", ["429", "500", "503", "short", "reset", "silent"])
 def test_what_fails_twice_is_had_at_the_third_try(fetch, server, kind):
     server.faults = [Fault(kind, "2025-01.zip$", 2), Fault(kind, "api/v3", 2)]
     bars = fetch()["BTCUSDT_4h"]
