@@ -2,6 +2,7 @@
 
 import configparser
 import email
+import json
 import os
 import re
 import shutil
@@ -76,6 +77,23 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     assert fields["Home-page"] == ADDRESS or any(ADDRESS in url for url in fields.get_all("Project-URL") or ())
 
 
+@pytest.mark.slow
+def test_installing_replaces_nothing_that_is_there(tmp_path):
+    project = copy_of_the_project(tmp_path / "project")
+    ask = [
+        "install",
+        "-q",
+        "--dry-run",
+        "--no-build-isolation",
+        "--no-index",
+        "--report",
+        "-",
+        f"cpbkit @ file://{project}",
+    ]
+    done = subprocess.run([sys.executable, "-m", "pip", *ask], check=True, capture_output=True, text=True)
+    assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == ["cpbkit"]
+
+
 def test_the_address_stands_in_one_place():
     """README and notebooks may repeat the repository's address, but only as setup.cfg has it."""
     path = ADDRESS.removeprefix("https://github.com/")
@@ -98,6 +116,7 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
     monkeypatch.setitem(PRESETS, "quick", small)
     monkeypatch.setattr("cpbkit.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
+    monkeypatch.setattr("cpbkit.plan.cores", lambda: 1)  # a process of its own would not see the small preset
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
     assert "BTCUSDT_1h" in capsys.readouterr().out and (tmp_path / "runs/first/report.html").exists()
