@@ -141,7 +141,7 @@ def test_a_written_cell_is_predicted_host_bound_and_the_layer_is_not_as_bad():
     layer = preflight(make_toy("cpu"), t4)
     assert layer.numbers.rnn == "cudnn persistent" and layer.numbers.kernels < written.numbers.kernels / 20
     assert preflight(make_toy("cpu", nn.LSTM(8, 129, batch_first=True), 129), t4).numbers.rnn == "cudnn standard"
-    assert "predicted for a T4, not measured" in written.lines()[0]
+    assert "predicted for the T4, not measured" in written.lines()[0]
 
 
 def test_a_prediction_by_hand_and_on_meta_tensors():

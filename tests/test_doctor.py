@@ -80,7 +80,7 @@ def test_a_starved_step_is_cured_and_the_cure_is_measured():
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     text = render(found)
     assert "DATA-STARVED" in text and "do this" in text and "could gain at most" in text
-    assert "predicted for a T4, not measured" in text
+    assert "predicted for the T4, not measured" in text
     json.dumps(found.to_dict(), allow_nan=False)
 
 

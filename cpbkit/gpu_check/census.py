@@ -1,6 +1,7 @@
 """Counting what a step asks of torch, call by call: launches, waits, FLOP, bytes, and what stays alive."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 
@@ -21,7 +22,8 @@ FREE = {aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten
 WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten._unique2}
 GATES = {aten.sigmoid, aten.tanh, aten._thnn_fused_lstm_cell, aten._thnn_fused_gru_cell}
 LIBRARY = {aten._cudnn_rnn, aten.mkldnn_rnn_layer}
-OWN = ("/torch/", "/cpbkit/gpu_check/")
+OWN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
+OPTIMIZERS = os.path.join(OWN[0], "optim") + os.sep
 
 
 class Census(TorchDispatchMode):
@@ -124,12 +126,12 @@ class Census(TorchDispatchMode):
         return any(t.is_cuda for t in read) and bool(made) and made[0].device.type == "cpu"
 
     def _add_wait(self) -> None:
-        frame = sys._getframe(2)
-        while frame is not None and any(part in frame.f_code.co_filename for part in OWN):
-            if "/torch/optim/" in frame.f_code.co_filename:
+        frame = sys._getframe()  # in a backward of the device's own thread there are no frames of the person
+        while frame is not None and frame.f_code.co_filename.startswith(OWN):
+            if frame.f_code.co_filename.startswith(OPTIMIZERS):
                 return  # the optimiser's step count is a tensor on the host: reading it waits for nothing
             frame = frame.f_back
-        name = frame.f_code.co_filename.rsplit("/", 1)[-1] if frame else "torch"
+        name = os.path.basename(frame.f_code.co_filename) if frame else "torch"
         self.waits.append(f"{name}:{frame.f_lineno}" if frame else name)
 
 

@@ -140,8 +140,9 @@ def predict(n: Numbers, *, host=None, device=None, loader=None, lost=None) -> fl
 def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
     """Return fix -> (the most it could gain, why) for everything that applies to these numbers."""
     launched = predict(n, host=0.0, lost=0.0)
+    kept = min(n.cached, n.resident) if math.isfinite(n.resident) else n.cached
     fixes = {
-        "data on the device": (n.loop / n.cached, f"the loader costs {n.loop - n.cached:.3g} ms a step"),
+        "data on the device": (n.loop / kept, f"the loader and copies cost {max(n.loop - kept, 0):.3g} ms a step"),
         "CUDA graph": (n.loop / launched, f"the device needs {n.device:.3g} ms of {n.loop:.3g}"),
         "stack of series": (n.loop / launched, "many series a launch; a series, not a step, gets faster"),
     }

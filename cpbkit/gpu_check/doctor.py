@@ -33,7 +33,7 @@ PAIRS = 8  # of blocks A and B; the 2nd and 7th ratio hold the median with 93 %
 THROTTLED = 0.2  # share of samples
 BARS = 3000  # of the made-up series a preset's step trains on
 HELD = 64  # batches kept on the device in a trial
-WIDEST = 64  # times the batch in the search for the knee
+WIDEST = 6  # doublings of the batch in the search for the knee
 
 
 @dataclass(frozen=True)
@@ -241,15 +241,17 @@ def _try_larger(step: Step, name: str, seconds: float) -> Gain | None:
     batch = next(iter(step.batches())) if step.batches else None
     if not any(isinstance(t, Tensor) for t in tree_leaves(batch)):
         return None
-    clock, times, rates = make_clock(step.place), 1, []
-    while times <= WIDEST:
-        wide = widen(batch, times, step.batch_axis)
-        step.train(wide)
-        once = min(time_block(clock, lambda wide=wide: step.train(wide)) for _ in range(3))
-        rates.append(times / once)
-        if once > seconds / 8 or (len(rates) > 1 and rates[-1] < 1.1 * rates[-2]):
+    clock, rates = make_clock(step.place), []
+    for power in range(WIDEST + 1):
+        try:
+            wide = widen(batch, 2**power, step.batch_axis)
+            step.train(wide)
+            once = min(time_block(clock, lambda wide=wide: step.train(wide)) for _ in range(3))
+        except torch.cuda.OutOfMemoryError:
             break
-        times *= 2
+        rates.append(2**power / once)
+        if once > seconds / 8 or (power and rates[-1] < 1.1 * rates[-2]):
+            break
     knee = 2 ** int(np.argmax(rates))
     wide = widen(batch, knee, step.batch_axis)
     gain = compare(clock, lambda: step.train(batch), lambda: step.train(wide), seconds / 2)

@@ -82,12 +82,12 @@ def make_toy(
     adam = torch.optim.Adam(model.parameters(), **({"fused": True} | optimizer))
     if loader is None:
         windows = torch.randn(4 * BATCH, LENGTH, FEATURES), torch.randn(4 * BATCH, 1)
-        batches = list(zip(*(t.split(BATCH) for t in windows), strict=True))
+        batches = list(zip(*(t.to(device).split(BATCH) for t in windows), strict=True))
     else:
         batches = loader
 
     def train(batch) -> None:
-        x, y = (t.to(device, dtype) for t in batch)
+        x, y = (t.to(device, dtype, non_blocking=True) for t in batch)  # a plain copy would be a fault of its own
         adam.zero_grad()
         loss = (model(x) - y).square().mean()
         loss.backward()
@@ -162,9 +162,9 @@ def _wide_windows() -> list[tuple[Tensor, Tensor]]:
 FAULTS = (
     Fault("none", "DEVICE_BOUND", _healthy),
     Fault("windows cut from a data frame", "DATA_STARVED", lambda d: make_toy(
-        d, nn.Flatten(1), LENGTH * FEATURES, DataLoader(PandasWindows(), BATCH, shuffle=True))),
+        d, nn.Flatten(1), LENGTH * FEATURES, DataLoader(PandasWindows(), BATCH, shuffle=True, pin_memory=d != "cpu"))),
     Fault("two workers for windows in memory", "DATA_STARVED", lambda d: make_toy(
-        d, nn.Flatten(1), LENGTH * FEATURES, DataLoader(_in_memory(), BATCH, num_workers=2))),
+        d, nn.Flatten(1), LENGTH * FEATURES, DataLoader(_in_memory(), BATCH, num_workers=2, pin_memory=d != "cpu"))),
     Fault("LSTM cell written out", "HOST_BOUND", lambda d: make_toy(d, WrittenLSTM(FEATURES, 16), 16)),
     Fault("forty tiny layers", "HOST_BOUND", lambda d: make_toy(d, _small_layers(), FEATURES)),
     Fault("optimiser tensor by tensor", "HOST_BOUND", lambda d: make_toy(

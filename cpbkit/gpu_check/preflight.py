@@ -32,7 +32,7 @@ class Prediction:
         n, d = self.numbers, self.diagnosis
         math = self.flop / self.chip.float32 * 1e3
         return [
-            f"predicted for a {self.chip.name}, not measured: {d.verdict} {d.reason}".rstrip(),
+            f"predicted for the {self.chip.name}, not measured: {d.verdict} {d.reason}".rstrip(),
             f"  {n.kernels:,.0f} launches take the host about {n.host:.3g} ms ({CALL:.0f} µs each)",
             f"  the device needs about {n.device:.3g} ms; at its peak the arithmetic alone is {math:.2g} ms",
             f"  {n.waits:.0f} waits a step{': ' + ', '.join(n.wait_lines) if n.wait_lines else ''}",

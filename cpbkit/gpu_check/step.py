@@ -23,6 +23,7 @@ from cpbkit.gpu_check.rnn_path import read_path
 from cpbkit.gpu_check.trace import Trace, read_trace
 
 BLOCKS = 7  # of steps of each kind, interleaved
+LEAST_STEPS = 10  # a block on a device, where a queue must fill
 COUNTED = 12  # steps under the census
 AHEAD = 3  # batches a worker may have ready: PyTorch's prefetch_factor, and one in hand
 KERNEL_GAP = 1e-3  # ms between two kernels, which the union of their intervals leaves out
@@ -99,7 +100,13 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
         del runs["loop"]
     if not clock.serial:
         runs["resident"] = lambda: step.train(resident)
-    steps = max(1, min(20, int(seconds * 0.4 / (each * BLOCKS * len(runs)))))
+    turns = each * BLOCKS * len(runs)
+    steps = max(1 if clock.serial else LEAST_STEPS, min(20, int(seconds * 0.4 / turns)))
+    if steps * turns > 4 * seconds:
+        raise StepFailed(
+            f"a step takes {each:.2f} s, and {steps * BLOCKS * len(runs)} of them are needed to tell host from device: "
+            f"hand over a smaller step, or more than {seconds:.0f} seconds"
+        )
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     memory = []
     for _ in range(BLOCKS):
@@ -162,7 +169,6 @@ def _split_serial(clock, n: Numbers, step: Step, batch, resident) -> Measured:
 
 def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
     problems = []
-    plug = run_plug(clock, lambda: step.train(resident), n.kernels, n.resident / 1e3)
     try:
         trace: Trace | None = read_trace(clock.trace(lambda: step.train(batch)))
     except (ValueError, RuntimeError) as error:
@@ -173,8 +179,10 @@ def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
         n = replace(n, rnn=read_path(trace.names) or n.rnn)
     elif any(isinstance(t, Tensor) for t in tree_leaves(batch)):
         n = replace(n, copy=time_block(clock, lambda: to_device(batch, step.place), 20) * 1e3)
+    # The census sees one call where cuDNN launches hundreds: the queue is judged by the trace where there is one.
+    plug = run_plug(clock, lambda: step.train(resident), n.kernels, n.resident / 1e3)
     if not plug.reason:
-        n = replace(n, host=plug.host * 1e3, device=plug.device * 1e3 + n.copy)
+        n = replace(n, host=plug.host * 1e3, device=max(plug.device * 1e3 + n.copy, 1e-6))
         if trace is None:
             n = replace(n, doubling=_double(clock, step, resident, plug, n))
         method = "plug test" + (f"; the profiler says D {trace.device:.3g} ms" if trace else "")

@@ -44,7 +44,7 @@ def read_trace(events: Iterable[dict]) -> Trace:
         union += max(0.0, e["ts"] + e["dur"] - max(end, e["ts"]))
         end = max(end, e["ts"] + e["dur"])
     copies = sum(e["dur"] for e in work if "HtoD" in e["name"])
-    runtime = [e for e in events if _kind(e) in ("cuda_runtime", "runtime") and first <= e["ts"] <= last]
+    runtime = [e for e in events if _kind(e) in ("cuda_runtime", "cuda_driver", "runtime") and first <= e["ts"] <= last]
     waits = [e for e in runtime if e["name"] in HOST_WAITS]
     spent = sum(e["dur"] for e in kernels)
     blocks = [(min(e["args"].get("blocks per SM", NAN), 1.0), e["dur"]) for e in kernels if "args" in e]
