@@ -73,8 +73,9 @@ class Notebook:
         early = now - self._last < PERIOD or self._spent + self._cost > SHARE * (now - self._begun)
         if self._over or (early and not over):
             return
+        stage = "" if over else state.stage
         self.picture.show(
-            state.results, state.running, state.monitor, state.stage, state.seconds_left, state.samples_per_second
+            state.results, state.running, state.monitor, stage, state.seconds_left, state.samples_per_second
         )
         self._handle.update(self._image(self.picture.png()))
         self._over, self._last = over, self._clock()
