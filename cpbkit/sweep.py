@@ -142,17 +142,20 @@ def _place(executor: str, workers: int | None, address: str, gpus: float) -> Pla
 def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
     with clock("bars"):
         tell("getting bars")
-        bars = klines(state.experiment, tell)
+        try:
+            bars, incomplete = klines(state.experiment, tell), None
+        except binance.Incomplete as error:  # train what could be had; the same command fetches the rest later
+            bars, incomplete = error.klines, error
     with clock("features"):
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
     for name in [name for name in state.missing if name in failed]:
         _keep(run, state, {"series": name, "status": "failed", "reason": failed[name]}, None, bars)
     if not series:
-        raise DataError("no series of this experiment can be trained; the reasons are in the ledger")
+        raise incomplete or DataError("no series of this experiment can be trained; the reasons are in the ledger")
     with clock("plan"):
         tell("timing a few steps")
-        plan = _read_plan(run) or place.plan(state.experiment, series, minutes)
+        plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
         _write_plan(run, plan)
     units = _units(run, state, plan, series, minutes)
     with clock("training"):
@@ -185,12 +188,23 @@ def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
             tell("training")
     for name in plan.named_units():
         run.checkpoint(name).unlink(missing_ok=True)
+    if incomplete:
+        raise incomplete
+
+
+def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:
+    """Return the plan this run started with, with units for the series that could not be had then."""
+    if plan is None:
+        return make(series)
+    planned = {name for names in plan.units for name in names}
+    fresh = {name: one for name, one in series.items() if name not in planned}
+    return replace(plan, units=[*plan.units, *make(fresh).units]) if fresh else plan
 
 
 def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, Series], dict[str, str]]:
     """Return the series that can be trained, and why the others cannot."""
     series, failed = {}, {}
-    for name in experiment.series:
+    for name in (name for name in experiment.series if name in bars):
         try:
             one = from_klines(bars[name], experiment.task)
             split(one, experiment.task)
@@ -202,8 +216,8 @@ def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, 
 
 def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minutes: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
-    experiment = vary(state.experiment, steps=plan.steps, epochs=plan.epochs)
-    named = {name: names for name, names in plan.named_units().items() if set(names) & set(state.missing)}
+    experiment, missing = vary(state.experiment, steps=plan.steps, epochs=plan.epochs), set(state.missing)
+    named = {u: names for u, names in plan.named_units().items() if missing & set(names) and series.keys() >= set(names)}
     turns = math.ceil(len(named) / max(1, plan.workers))
     units = []
     for i, (name, names) in enumerate(named.items()):

@@ -12,7 +12,7 @@ from conftest import walk
 
 from cpbkit import sweep as module
 from cpbkit import work
-from cpbkit.data import synthetic
+from cpbkit.data import binance, synthetic
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judgements, verdicts
 from cpbkit.experiment import PRESETS, SYMBOLS, vary
@@ -127,6 +127,20 @@ def test_a_series_that_is_too_short_fails_alone_and_says_why(tmp_path):
     assert found[TINY.series[1]]["status"] == "failed"
     assert "windows" in found[TINY.series[1]]["reason"]
     assert [line["status"] for line in found.values()].count("done") == 3
+
+
+def test_a_series_that_cannot_be_had_now_is_trained_when_it_can(tmp_path, undisturbed):
+    late = TINY.series[2]
+
+    def most(experiment, tell):
+        market = module.load_klines(experiment)
+        market.pop(late)
+        raise binance.Incomplete("one could not be had", market, {late: "HTTP 503"})
+
+    with pytest.raises(binance.Incomplete, match="one could not be had"):
+        sweep(TINY, tmp_path, klines=most, executor="local")
+    assert lines(tmp_path).keys() == set(TINY.series) - {late}
+    assert lines(tmp_path).keys() | {late} == {line["series"] for line in sweep(TINY, tmp_path, executor="local")}
 
 
 def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
