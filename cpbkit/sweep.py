@@ -217,7 +217,8 @@ def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, 
 def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minutes: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
     experiment, missing = vary(state.experiment, steps=plan.steps, epochs=plan.epochs), set(state.missing)
-    named = {u: names for u, names in plan.named_units().items() if missing & set(names) and series.keys() >= set(names)}
+    here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
+    named = {unit: names for unit, names in here.items() if missing & set(names)}
     turns = math.ceil(len(named) / max(1, plan.workers))
     units = []
     for i, (name, names) in enumerate(named.items()):
