@@ -107,6 +107,24 @@ def sweep(
     return state.results
 
 
+def preview(
+    experiment: Experiment,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    address: str = "",
+    gpus: float = 1.0,
+    minutes: float | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> Plan:
+    """Return the plan that `sweep` would make, with its predicted time, and train nothing."""
+    series, failed = prepare(experiment, load_klines(experiment, tell))
+    if not series:
+        raise DataError(next(iter(failed.values())))
+    tell("timing a few steps")
+    return _place(executor, workers, address, gpus).plan(experiment, series, minutes)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the units run."""

@@ -53,8 +53,9 @@ def demo(folder):
 @click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
 @click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")
 @click.option("--gpus", type=float, default=1.0, show_default=True, help="GPUs a stack takes on the cluster.")
+@click.option("--plan", "only_plan", is_flag=True, help="Time a few steps, print the plan, train nothing.")
 @as_json
-def sweep(folder, minutes, executor, workers, address, gpus, as_json, **given):
+def sweep(folder, minutes, executor, workers, address, gpus, only_plan, as_json, **given):
     """Train and judge a model a series, into a run folder with a report.
 
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
@@ -62,6 +63,8 @@ def sweep(folder, minutes, executor, workers, address, gpus, as_json, **given):
     """
     experiment = experiment_of(**given)
     place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
+    if only_plan:
+        return _preview(experiment, as_json, **place)
     _sweep(experiment, folder or f"runs/{experiment.preset}", as_json, **place)
 
 
@@ -109,6 +112,22 @@ def smoke(as_json, **given):
     show(document, as_json, text)
     if wrong or sick:
         raise click.exceptions.Exit(1)
+
+
+def _preview(experiment: Experiment, as_json: bool, **place) -> None:
+    from cpbkit.sweep import preview
+
+    with status_line() as say:
+        plan = preview(experiment, **place, tell=say)
+    show(
+        dataclasses.asdict(plan),
+        as_json,
+        lambda: (
+            f"{sum(map(len, plan.units))} models: {plan.reason}.\n"
+            f"{plan.epochs} epochs of {plan.steps} steps take about {plan.seconds / 60:.1f} min at most "
+            "(predicted from timed steps; models that stop early make it less)."
+        ),
+    )
 
 
 def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
