@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from cpbkit.gpu_check.claims import CLAIMS, Ruling, copy_weights, judge_claims, rule
-from cpbkit.gpu_check.doctor import Gain
 from cpbkit.gpu_check.faults import FAULTS, WrittenLSTM, count_confusions, inject, make_toy, render_faults
+from cpbkit.gpu_check.trials import Gain
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 # Verdicts of these rest on counts, flags and devices, not on the clock of a shared machine.

@@ -12,7 +12,8 @@ from torch import nn
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.probes import HostClock
-from cpbkit.gpu_check.step import Step, StepFailed, check_on_device, find_misplaced, measure, predict_memory
+from cpbkit.gpu_check.step import Step, StepFailed, measure, predict_memory
+from cpbkit.gpu_check.tensors import check_on_device, find_misplaced
 
 
 @pytest.fixture

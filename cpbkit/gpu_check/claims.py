@@ -1,7 +1,7 @@
 """What people say about GPUs and small models, measured on the person's own step and device."""
 
-import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, TensorDataset
 
 from cpbkit.gpu_check.census import Census
-from cpbkit.gpu_check.doctor import TRIALS, Gain, compare, loop_of
 from cpbkit.gpu_check.environment import runs_on
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, WrittenLSTM, make_toy
 from cpbkit.gpu_check.guard import preserved
@@ -21,6 +20,7 @@ from cpbkit.gpu_check.monitor import nvml_handles
 from cpbkit.gpu_check.probes import make_clock, time_block, time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
 from cpbkit.gpu_check.step import Step, StepFailed, measure, predict_memory
+from cpbkit.gpu_check.trials import TRIALS, Gain, compare, loop_of
 
 NEEDS_GPU = "needs an NVIDIA GPU"
 
@@ -403,4 +403,5 @@ def judge_claims(
                 ruling = measure_claim(case)
             except (RuntimeError, ValueError, StepFailed) as error:
                 ruling = not_here(f"the measurement failed: {(str(error).splitlines() or [''])[0]}")
-        yield {"key": key, "claim": claim, **dataclasses.asdict(ruling)}
+        numbers = {name: value for name, value in ruling.numbers.items() if math.isfinite(value)}  # JSON has no NaN
+        yield {"key": key, "claim": claim, "verdict": ruling.verdict, "numbers": numbers, "text": ruling.text}
