@@ -165,7 +165,8 @@ def test_an_order_of_arrival_changes_nothing(tmp_path):
     results = made_up_results()
     first, second = (write_run(tmp_path / n, r) for n, r in (("a", results), ("b", results[::-1])))
     pages = [write_report(f).read_text(encoding="utf-8").replace(f"· {f.name}", "") for f in (first, second)]
-    assert pages[0] == pages[1]
+    one, other = (re.sub(r"#?[mp][0-9a-f]{10}", "", page) for page in pages)  # old matplotlibs number at random
+    assert one == other
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
