@@ -1,0 +1,115 @@
+"""The engine inside an epoch: nothing waits, nothing is copied to the host, nothing grows."""
+
+import gc
+import itertools
+
+import pytest
+import torch
+from conftest import walk
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cpbkit.experiment import PRESETS, vary
+from cpbkit.train import Fit, assemble, fit
+
+SMALL = vary(
+    PRESETS["quick"], width=4, context=8, horizon=2, dropout=0.1, layers=2, teacher_forcing=0.5, epochs=3, patience=1
+)
+STEPS = 6
+# What makes the host wait for a device: reading a number, a shape that depends on values, a copy between devices.
+WAITS = (
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._to_copy",
+    "aten.equal",
+    "aten.is_nonzero",
+)
+
+
+class Calls(TorchDispatchMode):
+    """Collects the names of all operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name().replace("::", "."))
+        return func(*args, **(kwargs or {}))
+
+
+def started(device="cpu"):
+    series = [walk(f"S{i}", 200 + 30 * i, seed=i) for i in range(4)]
+    windows, stack = assemble(SMALL, series, device)
+    return fit(Fit(stack), windows, SMALL.training, STEPS), stack
+
+
+def waits(names):
+    return [name for name in names if name.startswith(WAITS)]
+
+
+def test_no_step_waits_for_the_device():
+    run, stack = started()
+    next(run)  # the epoch's order is drawn, and the first step
+    # The CPU's fused optimiser reads its learning rate and its step count; the one on a GPU takes them as tensors.
+    stack.optimizer.step = lambda: None
+    with Calls() as calls:
+        for _ in range(STEPS - 1):
+            next(run)
+    assert len(calls.names) > 100
+    assert waits(calls.names) == []
+
+
+def test_the_count_of_waits_sees_one():
+    with Calls() as calls:
+        torch.ones(3).sum().item()
+    assert waits(calls.names)
+
+
+@pytest.mark.gpu
+def test_no_step_waits_on_a_gpu():
+    run, _ = started("cuda")
+    next(run)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(STEPS - 1):
+            next(run)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_a_captured_step_equals_the_eager_one(monkeypatch):
+    from cpbkit import train
+
+    ends = {}
+    for mode in ("graph", "eager"):
+        if mode == "eager":
+            monkeypatch.setattr(train, "captured", lambda step, stack: (step, "eager"))
+        run, _ = started("cuda")
+        ends[mode] = {f.name: f for state in run if not state.step for f in state.finished}
+    for name, one in ends["graph"].items():
+        for key, tensor in one.weights.items():
+            torch.testing.assert_close(tensor, ends["eager"][name].weights[key], rtol=1e-4, atol=1e-5)
+
+
+def test_memory_does_not_grow_over_two_hundred_epochs():
+    experiment = vary(SMALL, epochs=210, patience=210)
+    windows, stack = assemble(experiment, [walk("A", 200), walk("B", 220)], "cpu")
+    held = []
+    for state in fit(Fit(stack), windows, experiment.training, 2):
+        if state.step == 0 and state.epoch in (10, 200):
+            gc.collect()
+            held.append(sum(1 for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)))
+    assert len(held) == 2 and held[1] <= held[0]
+
+
+def test_models_of_a_stack_are_the_same_to_the_bit_whatever_the_stack():
+    series = [walk(f"S{i}", 300, seed=i) for i in range(6)]
+    ends = []
+    for count in (2, 6):
+        windows, stack = assemble(SMALL, series[:count], "cpu")
+        for _ in itertools.islice(fit(Fit(stack), windows, SMALL.training, STEPS), STEPS):
+            pass
+        ends.append(stack.weights[:2].clone())
+    assert torch.equal(*ends)
