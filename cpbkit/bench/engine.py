@@ -39,7 +39,9 @@ def engine(job: Job) -> Iterator[Stack]:
 class Here:
     """Something that steps in this process. rows: models that one step moves."""
 
-    def __init__(self, start: Callable[[], Iterator], rows: int, device: str | torch.device, threads: int, warm_up: int):
+    def __init__(
+        self, start: Callable[[], Iterator], rows: int, device: str | torch.device, threads: int, warm_up: int
+    ):
         self.rows, self.device, self.threads = rows, torch.device(device), threads
         torch.set_num_threads(threads)
         begun = time.perf_counter()

@@ -3,10 +3,10 @@
 import datetime as dt
 import math
 
-from cpbkit.data.klines import INTERVAL_SECONDS
-from cpbkit.data.synthetic import make_market
-from cpbkit.experiment import SYMBOLS, Task
-from cpbkit.windows import Series, from_klines
+from cpbkit.data.klines import INTERVAL_SECONDS, Klines
+from cpbkit.data.synthetic import make_market, make_network_trace
+from cpbkit.experiment import NETWORK, SYMBOLS, Task
+from cpbkit.windows import Series, from_klines, from_table
 
 BARS = 5000  # of 15 minutes, as many as the loop in circulation takes
 START = dt.date(2025, 1, 1)
@@ -17,9 +17,16 @@ def symbols(count: int) -> tuple[str, ...]:
     return (SYMBOLS + tuple(f"COIN{i:03d}USDT" for i in range(len(SYMBOLS), count)))[:count]
 
 
-def make_series(task: Task, count: int, bars: int = BARS, interval: str = "15m") -> tuple[Series, ...]:
-    """Make so many series of a task from the seeded market."""
-    days = math.ceil(bars * INTERVAL_SECONDS[interval] / 86_400)
+def make_bars(count: int, bars: int = 0, interval: str = "15m") -> dict[str, Klines]:
+    """Draw so many series of the seeded market, whole days, at least so many bars each; 0 takes BARS."""
+    days = math.ceil((bars or BARS) * INTERVAL_SECONDS[interval] / 86_400)
     end = START + dt.timedelta(days=days - 1)
-    market = make_market(symbols(count), [interval], START.isoformat(), end.isoformat())
-    return tuple(from_klines(klines, task) for klines in market.values())
+    return make_market(symbols(count), [interval], START.isoformat(), end.isoformat())
+
+
+def make_series(task: Task, count: int, bars: int = 0) -> tuple[Series, ...]:
+    """Make so many series of a task: from the seeded market, or from network traces where it asks for their columns."""
+    if set(task.features) <= set(NETWORK):
+        traces = [make_network_trace(seed, bars or BARS) for seed in range(count)]
+        return tuple(from_table(f"trace{i:03d}", t, task.features, task.targets) for i, t in enumerate(traces))
+    return tuple(from_klines(klines, task) for klines in make_bars(count, bars).values())

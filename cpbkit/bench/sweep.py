@@ -22,7 +22,7 @@ from cpbkit.plan import Plan, make_plan
 from cpbkit.windows import Series
 
 MODELS = 40
-WIDTHS = (8, 16)  # models so narrow that a CPU spends its time on launching
+NARROW = (("gru", 8), ("lstm", 8), ("lstm", 16))  # besides `quick`: a CPU spends their time on launching
 GROWTH = (1, 10, 40, 200)  # models
 GROWTH_STEPS = 100  # of every model
 GROWTH_BARS = 1500
@@ -73,7 +73,7 @@ def bench_sweep(
     if peers:
         from cpbkit.bench.peers import bench_peers
 
-        document["peers"] = bench_peers(rows, effort, say)
+        document["peers"] = bench_peers(rows, cases, say)
     return document
 
 
@@ -83,11 +83,8 @@ def choose_cases(presets: Sequence[str] | None, quick: bool) -> tuple[dict[str, 
         presets = ("quick", "gru") if quick else tuple(PRESETS)
     cases, left_out, seen = {}, {}, {}
     if "quick" in presets:
-        base = PRESETS["quick"]
-        cases = {f"gru, width {width}": vary(base, width=width) for width in WIDTHS}
-        if not quick:
-            lstm = vary(base, name="lstm")
-            cases |= {f"lstm, width {width}": vary(lstm, width=width) for width in WIDTHS}
+        for model, width in NARROW[:1] if quick else NARROW:
+            cases[f"{model}, width {width}"] = vary(PRESETS["quick"], name=model, width=width)
     for name in presets:
         experiment = PRESETS[check_name("preset", name, PRESETS)]
         work = (experiment.task, experiment.model, experiment.training.batch)
@@ -95,9 +92,6 @@ def choose_cases(presets: Sequence[str] | None, quick: bool) -> tuple[dict[str, 
             left_out[name] = f"no plain torch.nn twin of {experiment.model.name}"
         elif work in seen:
             left_out[name] = f"the same work as {seen[work]}"
-        elif experiment in cases.values():
-            seen[work] = next(case for case, other in cases.items() if other == experiment)
-            left_out[name] = f"it is {seen[work]}"
         else:
             seen[work] = name
             cases[name] = experiment
@@ -189,7 +183,9 @@ def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, w
     units = [tuple(known[name] for name in unit) for unit in plan.units]
     steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, units))))
     if plan.workers == 0:
-        return Here(partial(engine, Job(experiment, units[0], plan.devices[0], 1, steps)), len(units[0]), device(), 1, WARM_UP)
+        return Here(
+            partial(engine, Job(experiment, units[0], plan.devices[0], 1, steps)), len(units[0]), device(), 1, WARM_UP
+        )
     places = itertools.cycle(plan.devices)
     workers.start([Job(experiment, unit, next(places), 1, steps) for unit in units[: plan.workers]], WARM_UP)
     return workers

@@ -1,0 +1,107 @@
+"""Time the training steps of another library; run as a script, in that library's own environment, by peers.py.
+
+Standard input holds a JSON object: library, model, a npz file with `values` (N, C), context, horizon, width, layers,
+heads, batch, learning_rate, steps (two counts) and threads (counts to try). The last line of standard output is JSON.
+"""
+
+import json
+import logging
+import sys
+import time
+import warnings
+
+
+def main() -> None:
+    """Fit twice, with few and with more steps: their difference is free of what a fit costs besides."""
+    spec = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    import numpy as np
+    import torch
+
+    fit = {"neuralforecast": fit_neuralforecast, "darts": fit_darts}[spec["library"]]
+    values = np.load(spec["values"])["values"].astype(np.float32)
+    few, many = spec["steps"]
+    best = None
+    for threads in spec["threads"]:
+        torch.set_num_threads(threads)
+        fit(spec, values, 1)
+        seconds = []
+        for steps in (few, many):
+            begun = time.perf_counter()
+            fit(spec, values, steps)
+            seconds.append(time.perf_counter() - begun)
+        step = (seconds[1] - seconds[0]) / (many - few)
+        if best is None or step < best["seconds_a_step"]:
+            best = {"seconds_a_step": step, "seconds_a_fit": seconds[0] - few * step, "threads": threads}
+    print(json.dumps(best))
+
+
+def fit_neuralforecast(spec: dict, values, steps: int) -> None:
+    """Fit one model to one series: the last column from all columns."""
+    import pandas as pd
+    from neuralforecast import NeuralForecast, models
+
+    names = [f"past{i}" for i in range(values.shape[1] - 1)]
+    frame = pd.DataFrame(values, columns=[*names, "y"])
+    frame["unique_id"] = "a"
+    frame["ds"] = pd.date_range("2025-01-01", periods=len(frame), freq="15min")
+    shape = {
+        "gru": {"encoder_hidden_size": spec["width"], "encoder_n_layers": spec["layers"]},
+        "lstm": {"encoder_hidden_size": spec["width"], "encoder_n_layers": spec["layers"]},
+        "nlinear": {},
+        "dlinear": {},
+    }[spec["model"]]
+    kind = {"gru": models.GRU, "lstm": models.LSTM, "nlinear": models.NLinear, "dlinear": models.DLinear}[spec["model"]]
+    past = {"hist_exog_list": names} if spec["model"] in ("gru", "lstm") and names else {}
+    model = kind(
+        h=spec["horizon"],
+        input_size=spec["context"],
+        max_steps=steps,
+        batch_size=1,
+        windows_batch_size=spec["batch"],
+        learning_rate=spec["learning_rate"],
+        scaler_type="identity",
+        accelerator="auto",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=False,
+        **past,
+        **shape,
+    )
+    NeuralForecast(models=[model], freq="15min").fit(frame)
+
+
+def fit_darts(spec: dict, values, steps: int) -> None:
+    """Fit one model to one series: the last column from all columns."""
+    from darts import TimeSeries
+    from darts.models import BlockRNNModel, DLinearModel, NLinearModel
+
+    target = TimeSeries.from_values(values[:, -1:])
+    past = TimeSeries.from_values(values[:, :-1]) if values.shape[1] > 1 else None
+    shared = {
+        "input_chunk_length": spec["context"],
+        "output_chunk_length": spec["horizon"],
+        "batch_size": spec["batch"],
+        "n_epochs": 10**6,
+        "optimizer_kwargs": {"lr": spec["learning_rate"]},
+        "pl_trainer_kwargs": {
+            "max_steps": steps,
+            "accelerator": "auto",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
+            "logger": False,
+        },
+    }
+    if spec["model"] in ("gru", "lstm"):
+        shape = {"model": spec["model"].upper(), "hidden_dim": spec["width"], "n_rnn_layers": spec["layers"]}
+        model = BlockRNNModel(**shape, **shared)
+    else:
+        model = {"nlinear": NLinearModel, "dlinear": DLinearModel}[spec["model"]](**shared)
+    model.fit(target, past_covariates=past)
+
+
+if __name__ == "__main__":
+    main()

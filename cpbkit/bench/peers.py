@@ -1,0 +1,106 @@
+"""Other forecasting libraries on the same series, shape, batches and steps, each in an environment of its own."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cpbkit.bench.market import make_series
+from cpbkit.experiment import Experiment
+from cpbkit.gpu_check.environment import count_cores
+
+LIBRARIES = ("neuralforecast", "darts")
+MODELS = ("gru", "lstm", "nlinear", "dlinear")  # what both have, as encoders of the same width and layers
+STEPS = (10, 60)
+INSTALL_SECONDS = 900
+FIT_SECONDS = 600
+SCRIPT = Path(__file__).with_name("peer.py")
+
+
+def bench_peers(rows: Sequence[dict], cases: dict[str, Experiment], say: Callable[[str], None]) -> dict:
+    """Time each library on the cases that it has a model for; `missing` says what could not be measured and why."""
+    found, missing = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for library in LIBRARIES:
+            say(f"installing {library}")
+            try:
+                python, version = install(library, Path(folder) / library)
+            except (subprocess.SubprocessError, OSError) as error:
+                missing[library] = f"not measured, it could not be installed: {last_line(error)}"
+                continue
+            for row in rows:
+                if row["model"] not in MODELS:
+                    continue
+                say(f"{library} {version}: {row['case']}")
+                try:
+                    timed = time_library(python, library, cases[row["case"]], Path(folder))
+                except (subprocess.SubprocessError, OSError, ValueError) as error:
+                    missing[f"{library}, {row['case']}"] = f"not measured: {last_line(error)}"
+                    continue
+                ours, theirs = row["sides"]["engine"]["steps_per_second"], 1 / timed["seconds_a_step"]
+                found.append(
+                    {"library": library, "version": version, "case": row["case"], "ours": ours, "theirs": theirs}
+                    | {"ratio": ours / theirs, **timed, "unit": "steps of one model a second"}
+                )
+    return {"rows": found, "missing": missing, "steps": STEPS}
+
+
+def install(library: str, folder: Path) -> tuple[Path, str]:
+    """Install a library into a new environment that sees this one's packages; return its Python and the version."""
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    places = {"base": str(folder), "platbase": str(folder)}
+    site = Path(sysconfig.get_path("purelib", "venv" if sys.version_info >= (3, 11) else None, places))
+    own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "here.pth").write_text("\n".join(sorted(own)) + "\n")
+    _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", library], INSTALL_SECONDS)
+    code = f"import importlib.metadata; print(importlib.metadata.version({library!r}))"
+    return python, _run([python, "-c", code], 60).strip()
+
+
+def time_library(python: Path, library: str, experiment: Experiment, folder: Path) -> dict:
+    """Time the steps of one model of a library on the first series of the benchmark."""
+    task, model, training = experiment.task, experiment.model, experiment.training
+    series = make_series(task, 1)[0]
+    values = (series.inputs - series.inputs.mean(0)) / series.inputs.std(0)
+    np.savez(folder / "series.npz", values=values)
+    spec = {
+        "library": library,
+        "model": model.name,
+        "values": str(folder / "series.npz"),
+        "context": task.context,
+        "horizon": task.horizon,
+        "width": model.width,
+        "layers": model.layers,
+        "batch": training.batch,
+        "learning_rate": training.learning_rate,
+        "steps": STEPS,
+        "threads": sorted({1, count_cores()}),
+    }
+    return json.loads(_run([python, SCRIPT], FIT_SECONDS, json.dumps(spec), folder).splitlines()[-1])
+
+
+def last_line(error: Exception) -> str:
+    """Return the line of a failed command that says most."""
+    text = getattr(error, "stderr", None) or str(error)
+    lines = [line for line in str(text).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def _run(command: Sequence, seconds: float, given: str | None = None, folder: Path | None = None) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        input=given,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=True,
+    )
+    return done.stdout

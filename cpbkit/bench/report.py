@@ -1,0 +1,226 @@
+"""A benchmark's document as text and as a file."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cpbkit import atomic
+from cpbkit.errors import check_name
+
+NO_GPU = "Not measured on a GPU: there is none here, and no figure below says anything about one."
+BUSY = 0.5  # load a core, before the start, from which the machine was not idle
+
+
+def save(document: dict, path: str | os.PathLike) -> None:
+    """Write a document as JSON."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(Path(path), (json.dumps(document, indent=2) + "\n").encode())
+
+
+def render(document: dict) -> str:
+    """Show a document of any of the benchmarks as text for a terminal."""
+    show = SHOWN[check_name("benchmark", document["bench"], SHOWN)]
+    return "\n".join([*_about(document), "", *show(document)])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay out rows under a head: the first column to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return [line(head), line(["-" * width for width in widths]), *map(line, rows)]
+
+
+def figures(number: float) -> str:
+    """Write a number with three figures."""
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def size(count: int | None) -> str:
+    """Write bytes as people read them."""
+    if count is None:
+        return "?"
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as people read them."""
+    if seconds < 100:
+        return f"{figures(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def ratio(row: dict) -> str:
+    """Write a ratio with the range it had over the rounds."""
+    return f"{row['ratio']:.2f}x ({row['lowest']:.2f}-{row['highest']:.2f})"
+
+
+def _about(document: dict) -> list[str]:
+    machine = document["machine"]
+    memory = f", {size(machine['memory'])}" if machine["memory"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['gpu'] or 'no GPU'}, {machine['system']}",
+        f"{document['date']}, {versions}" + (f", commit {document['commit']}" if document["commit"] else ""),
+    ]
+    if machine["load"] is not None and machine["load"] > BUSY * machine["cores"]:
+        lines.append(
+            f"The machine was busy with other work (load {machine['load']}): times are longer than they would be."
+        )
+    return lines
+
+
+def _sweep(document: dict) -> list[str]:
+    lines = [] if document["machine"]["gpu"] else [NO_GPU, ""]
+    lines += [
+        f"{document['models']} models. Steps of one model a second, medians of rounds in which all sides took turns:",
+        "loop: as it circulates, a model after another; done well: data on the device, no waits, a fused optimiser.",
+        "",
+    ]
+    rows = []
+    for case in document["cases"]:
+        sides, against = case["sides"], case["ratios"]
+        rows.append(
+            [
+                case["case"],
+                *(figures(sides[side]["steps_per_second"]) for side in sides),
+                figures(sides["engine"]["samples_per_second"]),
+                *(ratio(against[f"engine / {other}"]) for other in ("loop", "loop done well")),
+                f"{sides['engine']['share_of_floor']:.0%}",
+                size(sides["loop"]["memory"]),
+                size(sides["engine"]["memory"]),
+            ]
+        )
+    head = "model|loop|done well|engine|samples/s|engine / loop|engine / done well|of floor|loop's memory|engine's"
+    lines += table(head.split("|"), rows)
+    ceilings = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in document["matmul"].items())
+    lines += ["", f"Floor: the products of a step at the best rate measured here, {ceilings}."]
+    lines += [f"{case['case']}: {case['sides']['engine']['plan']}" for case in document["cases"]]
+    if growth := document["growth"]:
+        lines += [
+            "",
+            f"Seconds for {growth['steps']} steps of every model, {growth['case']}; the loop's scaled from one:",
+        ]
+        lines += table(
+            ["models", "loop", "engine"],
+            [[str(row["models"]), figures(row["loop"]), figures(row["engine"])] for row in growth["rows"]],
+        )
+    if document["left_out"]:
+        lines += ["", "Left out: " + "; ".join(f"{name} ({why})" for name, why in document["left_out"].items())]
+    if "peers" in document:
+        lines += ["", *_peers(document["peers"])]
+    return lines
+
+
+def _peers(peers: dict) -> list[str]:
+    rows = [
+        [
+            row["library"],
+            row["version"],
+            row["case"],
+            figures(row["theirs"]),
+            figures(row["ours"]),
+            f"{row['ratio']:.2f}x",
+            duration(row["seconds_a_fit"]),
+        ]
+        for row in peers["rows"]
+    ]
+    head = ["library", "version", "model", "its steps/s", "engine's", "engine / library", "its time a fit beside steps"]
+    lines = ["Peers, one model a series, steps of one model a second:", *(table(head, rows) if rows else ["none"])]
+    return lines + [f"{library}: {why}" for library, why in peers["missing"].items()]
+
+
+def _presets(document: dict) -> list[str]:
+    lines = [] if document["machine"]["gpu"] else [NO_GPU, ""]
+    count = document["models"]
+    lines += [
+        f"Time for {count} models is extrapolated from timed steps: all epochs, no early stop.",
+        f"Skill: 1 - RMSE over that of the best naive forecast, after {document['training_seconds']:.0f} s of training",
+        "or all epochs, on a few seeded series: those that can be forecast a little (limit: what any forecast of the",
+        "close could reach), and others.",
+        "",
+    ]
+    rows = []
+    for row in document["rows"]:
+        skill = row["skill"]
+        shares = [
+            f"{100 * x:+.1f} %" if x is not None else ""
+            for x in (skill["predictable"], skill["limit"], skill["others"])
+        ]
+        rows.append(
+            [
+                row["preset"],
+                f"{row['model']} {row['width']}",
+                duration(row["seconds_an_epoch"]),
+                str(row["epochs"]),
+                duration(row["seconds_for_all"]),
+                size(row["memory"]),
+                f"{row['trained_epochs']:.3g}",
+                *shares,
+            ]
+        )
+    head = f"preset|model|an epoch of {count}|epochs|all epochs|memory|trained|skill|limit|others"
+    return lines + table(head.split("|"), rows)
+
+
+def _data(document: dict) -> list[str]:
+    against, memory, seconds = document["ratio"], document["memory"], document["seconds"]
+    ours, theirs = against["sides"]
+    return [
+        f"{document['files']} archive files ({size(document['bytes'])}, {document['bars']:,} bars), mirror on loopback",
+        "",
+        *table(
+            ["", "seconds", "files/s"],
+            [[side, figures(s), figures(document["files"] / s)] for side, s in seconds.items()],
+        ),
+        "",
+        f"{ours}: {ratio(against)} the pace of {theirs}",
+        f"Memory of one series ({memory['preset']}): bars {size(memory['bars'])}, windows gathered by index "
+        f"{size(memory['ours'])} ({memory['ratio']:.2f}x the bars), windows built one by one {size(memory['theirs'])}",
+    ]
+
+
+def _indicators(document: dict) -> list[str]:
+    whole, forty = document["all"], document["forty_series"]
+    lines = [
+        f"CPU seconds, {document['bars']:,} bars",
+        f"all {whole['indicators']} indicators: {1e3 * whole['seconds']:.1f} ms",
+        f"{forty['series']} series x {forty['bars']:,} bars: {duration(forty['seconds'])}, scaled from one series",
+    ]
+    if "missing" in document:
+        return [*lines, f"Not compared: {document['missing']}"]
+    row = document["ratio"]
+    return [
+        *lines,
+        f"the {len(row['indicators'])} that TA-Lib has too: {1e3 * row['ours']:.2f} ms, "
+        f"TA-Lib {1e3 * row['theirs']:.2f} ms: {ratio(row)} its time",
+    ]
+
+
+def _doctor(document: dict) -> list[str]:
+    score = document["score"]
+    error = score["gain error"]
+    return [
+        f"{score['loops']} simulated loops, measured times blurred by {document['jitter']:.0%}: no GPU was measured.",
+        f"verdict right {score['right']:.1%}, inconclusive {score['inconclusive']:.1%}, wrong {score['wrong']:.1%}",
+        f"predicted gain within 15 % of the true one: {score['gain within 15 %']:.1%}; "
+        f"error {error['5%']:+.1%} to {error['95%']:+.1%} (5 % to 95 %), median {error['median']:+.1%}",
+        "",
+        *table(
+            ["scenario", "verdicts"],
+            [[n, ", ".join(f"{v} {c}" for v, c in counts.items())] for n, counts in score["verdicts"].items()],
+        ),
+    ]
+
+
+SHOWN: dict[str, Callable[[dict], list[str]]] = {
+    "sweep": _sweep,
+    "presets": _presets,
+    "data": _data,
+    "indicators": _indicators,
+    "doctor": _doctor,
+}

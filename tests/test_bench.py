@@ -1,0 +1,227 @@
+"""The benchmark measures what it says: the same model on every side, and both sides of each ratio."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from conftest import walk
+
+from cpbkit import plan
+from cpbkit.bench import data, doctor, indicators, machine, market, peers, presets, report, sweep
+from cpbkit.bench.engine import Here, Job, Workers, engine
+from cpbkit.bench.loops import loop_done_well, loop_in_circulation
+from cpbkit.bench.mirror import serve
+from cpbkit.bench.sweep import Effort, bench_sweep, choose_cases, count_flops
+from cpbkit.bench.twins import TWINS
+from cpbkit.errors import CpbkitError, UnknownName
+from cpbkit.experiment import OHLC, PRESETS, Task, vary
+from cpbkit.indicators import INDICATORS, compute
+
+CPU = torch.device("cpu")
+TASK = Task(context=30, horizon=4, targets=OHLC, target_weights=(1.0, 0.5, 0.25, 2.0))
+ABOUT = {"date", "machine", "versions", "commit", "bench"}
+
+
+def experiment(model="gru", **settings):
+    few = {"name": model, "width": 16, "heads": 2, "layers": 2, "dropout": 0.0, "batch": 4, "teacher_forcing": 0.5}
+    return vary(replace(PRESETS["gru"], task=TASK), **(few | settings))
+
+
+def engine_losses(job, steps):
+    sums = [stack.table["loss_sum"].tolist() for stack in islice(engine(job), steps)]
+    return np.diff(np.array(sums), axis=0, prepend=0.0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+@pytest.mark.parametrize("model", TWINS)
+def test_both_loops_and_the_engine_train_the_same_model(model, optimizer):
+    e = experiment(model, optimizer=optimizer, weight_decay=0.01, clip_value=0.01, precision="float64")
+    series = (walk("A", 400, horizon_targets=4), walk("B", 500, horizon_targets=4))
+    ours = engine_losses(Job(e, series, steps=200), 5)  # (steps, models)
+    for m, one in enumerate(series):
+        circulating = list(islice(loop_in_circulation(e, one, CPU), 5))
+        well = [loss.item() for loss in islice(loop_done_well(e, one, CPU), 5)]
+        assert circulating == pytest.approx(ours[:, m], rel=1e-6)
+        assert well == pytest.approx(ours[:, m], rel=1e-6)
+        assert abs(circulating[4] - circulating[0]) > 1e-3  # they moved
+
+
+def test_they_train_the_same_model_in_float32_too():
+    e, series = experiment(), (walk("A", 400, horizon_targets=4),)
+    ours = engine_losses(Job(e, series, steps=200), 8)[:, 0]
+    assert list(islice(loop_in_circulation(e, series[0], CPU), 8)) == pytest.approx(ours, abs=1e-4)
+
+
+def test_operations_are_counted_as_by_hand():
+    e = experiment("nlinear")
+    products = e.training.batch * len(OHLC) * TASK.context * TASK.horizon
+    assert count_flops(e) == 2 * 2 * products  # forward, and the gradient of the weights; inputs need none
+
+
+def test_every_preset_is_measured_or_named():
+    cases, left_out = choose_cases(None, quick=False)
+    assert set(PRESETS) <= set(cases) | set(left_out)
+    assert "v8_aligned" in left_out and "same work as v7_classic" in left_out["v8_aligned"]
+    assert {e.model.width for e in cases.values()} >= {8, 16}
+    with pytest.raises(UnknownName, match="quick"):
+        choose_cases(["quik"], quick=True)
+
+
+@pytest.fixture
+def one_core(monkeypatch):
+    """Stay in this process, and measure next to nothing: the figures are not what is tested."""
+    for module in (sweep, presets):
+        monkeypatch.setattr(module, "count_cores", lambda: 1)
+    monkeypatch.setattr(plan, "cores", lambda: 1)
+    monkeypatch.setattr(machine, "MATMUL", 64)
+    monkeypatch.setattr(machine, "MATMUL_SECONDS", 0.01)
+    monkeypatch.setattr(market, "BARS", 1000)
+    monkeypatch.setattr(sweep, "QUICK", Effort(0.0, 2, (1, 2)))
+
+
+def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
+    said = []
+    document = bench_sweep(["quick"], quick=True, models=2, say=said.append)
+    report.save(document, tmp_path / "new" / "bench.json")
+    document = json.loads((tmp_path / "new" / "bench.json").read_text())
+    assert set(document) > ABOUT and document["versions"]["torch"] == torch.__version__
+    assert document["machine"]["cores"] >= 1 and document["machine"]["cpu"]
+    assert [case["case"] for case in document["cases"]] == ["gru, width 8", "quick"] and len(said) == 4
+    for case in document["cases"]:
+        assert set(case["ratios"]) == {"engine / loop", "engine / loop done well"}
+        for ratio in case["ratios"].values():
+            assert ratio["ours"] > 0 and ratio["theirs"] > 0 and ratio["unit"]
+            assert ratio["lowest"] <= ratio["ratio"] <= ratio["highest"]
+        assert all(side["samples_per_second"] == 64 * side["steps_per_second"] for side in case["sides"].values())
+        assert case["sides"]["engine"]["models_at_once"] == 2 and case["sides"]["loop"]["models_at_once"] == 1
+    assert [row["models"] for row in document["growth"]["rows"]] == [1, 2] and document["growth"]["scaled"] == ["loop"]
+    text = report.render(document)
+    assert ("Not measured on a GPU" in text) == (not torch.cuda.is_available())
+    assert "quick" in text and document["date"] in text and document["machine"]["cpu"] in text
+
+
+def test_presets_say_what_was_trained_and_what_was_extrapolated(one_core, monkeypatch):
+    monkeypatch.setattr(presets, "QUICK_TRAINING", 0.2)
+    monkeypatch.setattr(presets, "SERIES", 2)
+    monkeypatch.setattr(presets, "BLOCK", 0.0)
+    document = json.loads(json.dumps(presets.bench_presets(["quick", "bandwidth"], quick=True, models=2)))
+    quick, bandwidth = document["rows"]
+    assert quick["seconds_for_all"] == pytest.approx(12 * quick["seconds_an_epoch"])
+    assert 0 < quick["trained_epochs"] <= 12 and -1 < quick["skill"]["predictable"] < 1
+    assert 0 < quick["skill"]["limit"] < 1 and bandwidth["skill"]["limit"] is None
+    assert bandwidth["skill"]["head"] == "bandwidth" and bandwidth["skill"]["predictable"] is None
+    assert "extrapolated" in report.render(document)
+
+
+@pytest.mark.slow
+def test_workers_step_at_the_same_time_and_tell_what_went_wrong():
+    e, series = experiment(), walk("A", 400, horizon_targets=4)
+    with Workers(2) as workers:
+        workers.start([Job(e, (series,), steps=200), Job(e, (series,), steps=200)], 1)
+        wall, cpu = workers.run(2)
+        assert workers.rows == 2 and wall > 0 and cpu > 0
+        with pytest.raises(CpbkitError, match="the train split needs"):
+            workers.start([Job(e, (walk("A", 30, horizon_targets=4),))], 1)
+        workers.start([Job(e, (series,), steps=200)], 1)  # and goes on
+        assert workers.rows == 1 and workers.run(1)[0] > 0
+
+
+def test_here_counts_the_memory_that_a_side_takes():
+    def allocate():
+        kept = torch.ones(64 << 18)  # 64 MiB
+        while True:
+            yield kept
+
+    here = Here(allocate, 3, "cpu", 1, 1)
+    assert here.memory is None or 60 << 20 < here.memory < 100 << 20
+
+
+def test_the_machine_is_described_without_git_too(tmp_path):
+    assert machine.commit(tmp_path) == ""
+    assert machine.matmul_rate(CPU, "float64") > 1e6
+
+
+def test_data_fetches_what_the_mirror_has_and_measures_both_ways(monkeypatch):
+    monkeypatch.setattr(data, "SYMBOLS", ("BTCUSDT", "PEPEUSDT"))
+    monkeypatch.setattr(data, "INTERVALS", ("1h",))
+    monkeypatch.setattr(data, "ROUNDS", 1)
+    document = json.loads(json.dumps(data.bench_data(quick=True)))
+    assert set(document) > ABOUT and document["files"] == 2 and document["bars"] > 1400
+    assert document["ratio"]["ours"] > 0 and document["ratio"]["theirs"] > 0
+    assert document["memory"]["ours"] <= 1.2 * document["memory"]["bars"] < document["memory"]["theirs"]
+    assert "2 archive files" in report.render(document)
+
+
+def test_the_mirror_says_404_for_what_it_has_not():
+    import requests
+
+    with serve({"/a.zip": b"abc"}) as url:
+        assert requests.get(f"{url}/a.zip", timeout=5).content == b"abc"
+        assert requests.get(f"{url}/b.zip", timeout=5).status_code == 404
+
+
+def test_indicators_are_compared_on_the_same_columns(monkeypatch):
+    talib = pytest.importorskip("talib")
+    assert talib
+    frame = next(iter(market.make_bars(1, 1500).values())).frame
+    theirs = indicators.ta_lib_set(frame)()
+    assert set(theirs) < set(INDICATORS) and len(theirs) == 25
+    ours = compute(frame, theirs)
+    for name, values in theirs.items():
+        late = ours[name].to_numpy()[600:]
+        scale = np.abs(values[600:]).max()
+        assert np.nanmean(np.abs(late - values[600:]) < 1e-6 * scale) > 0.9, name  # ties and idle bars aside
+    monkeypatch.setattr(indicators, "QUICK_ROUNDS", 1)
+    document = indicators.bench_indicators(quick=True)
+    assert document["ratio"]["ours"] > 0 and document["ratio"]["theirs"] > 0
+    assert "that TA-Lib has too" in report.render(document)
+
+
+def test_indicators_without_ta_lib_say_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "talib", None)
+    monkeypatch.setattr(indicators, "QUICK_ROUNDS", 1)
+    document = indicators.bench_indicators(quick=True)
+    assert "ratio" not in document and "Not compared: TA-Lib is not installed" in report.render(document)
+
+
+def test_the_doctor_is_scored_in_simulation_and_says_so(monkeypatch):
+    monkeypatch.setattr(doctor, "QUICK_LOOPS", 3)
+    text = report.render(doctor.bench_doctor(quick=True))
+    assert "simulated loops" in text and "no GPU was measured" in text
+
+
+def peer_rows():
+    return [{"case": "quick", "model": "gru", "sides": {"engine": {"steps_per_second": 50.0}}}]
+
+
+def test_a_peer_that_cannot_be_installed_is_named(monkeypatch):
+    def refuse(*_):
+        raise subprocess.CalledProcessError(1, "pip", stderr="noise\nERROR: No matching distribution found\n")
+
+    monkeypatch.setattr(peers, "install", refuse)
+    found = peers.bench_peers(peer_rows(), PRESETS, lambda text: None)
+    assert found["rows"] == [] and set(found["missing"]) == set(peers.LIBRARIES)
+    assert "could not be installed: ERROR: No matching" in found["missing"]["darts"]
+
+
+def test_a_peer_is_timed_in_its_own_python(monkeypatch, tmp_path):
+    fake = tmp_path / "fake.py"
+    fake.write_text(
+        "import json, sys; spec = json.load(sys.stdin)\n"
+        "assert spec['context'] == 32 and spec['width'] == 16 and spec['steps'] == [10, 60]\n"
+        "print('a library that talks')\n"
+        "print(json.dumps({'seconds_a_step': 0.1, 'seconds_a_fit': 1.0, 'threads': 1}))\n"
+    )
+    monkeypatch.setattr(peers, "SCRIPT", fake)
+    monkeypatch.setattr(peers, "install", lambda library, folder: (sys.executable, "9.9"))
+    found = peers.bench_peers(peer_rows(), PRESETS, lambda text: None)
+    row = found["rows"][0]
+    assert (row["ours"], row["theirs"], row["ratio"]) == (50.0, 10.0, 5.0) and not found["missing"]
+    fake.write_text("import sys; sys.exit('it has no such model')")
+    found = peers.bench_peers(peer_rows(), PRESETS, lambda text: None)
+    assert found["missing"]["darts, quick"] == "not measured: it has no such model"
