@@ -8,6 +8,8 @@ import sys
 from unittest.mock import Mock
 
 import click
+import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -164,6 +166,24 @@ def swept(tmp_path_factory):
     """A run of two series, made by the command itself."""
     folder = tmp_path_factory.mktemp("runs") / "two"
     return folder, run(*SWEEP, "--epochs", "2", "--executor", "local", "--run", folder)
+
+
+def test_a_plan_is_printed_and_nothing_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = json.loads(run(*SWEEP, "--epochs", "2", "--executor", "local", "--plan", "--json").stdout)
+    assert sorted(name for unit in told["units"] for name in unit) == ["BTCUSDT_1h", "ETHUSDT_1h"]
+    assert told["epochs"] == 2 and told["seconds"] > 0 and not list(tmp_path.iterdir())
+
+
+def test_a_table_of_ones_own_is_trained_on(tmp_path):
+    rng = np.random.default_rng(0)
+    times = pd.date_range("2025-01-01", periods=600, freq="h")
+    table = pd.DataFrame({"date": times, "load": rng.normal(size=600).cumsum(), "heat": rng.normal(size=600).cumsum()})
+    table.to_csv(tmp_path / "town.csv", index=False)
+    wish = ["series", tmp_path / "town.csv", "--model", "persistence", "--context", "24", "--horizon", "6"]
+    shown, told = run(*wish), json.loads(run(*wish, "--json").stdout)
+    assert told["columns"] == ["load", "heat"] and told["errors"] == told["persistence"]
+    assert f"{told['errors']['mse']:.4f}" in shown.output and "town: persistence, 24 rows in, 6 out" in shown.output
 
 
 def test_sweep_ends_with_the_verdicts(swept):
