@@ -83,6 +83,25 @@ def test_without_a_loader_the_loop_is_the_step():
     assert n.loop == n.cached and n.loader == 0
 
 
+def test_the_host_share_of_a_cpu_step_by_hand():
+    clock, model = FakeClock(), nn.Linear(1, 1)
+
+    def train(batch):
+        clock.spend(4e-3 + len(batch) * 1e-3)  # starting, and arithmetic a sample
+        model(batch).sum().backward()
+
+    n = measure(Step(train, lambda: [torch.ones(16, 1)], model, device="cpu"), clock, seconds=60).numbers
+    assert (n.cached, n.host, n.device) == pytest.approx((20, 5, 15))
+
+    def refusing(batch):
+        if len(batch) == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        train(batch)
+
+    found = measure(Step(refusing, lambda: [torch.ones(16, 1)], model, device="cpu"), clock, seconds=60)
+    assert "Expected more than 1 value" in found.method and found.numbers.host < 5
+
+
 def test_weights_and_optimiser_are_as_before(parts):
     before = parts.model.weight.clone()
     measure(parts, seconds=1)

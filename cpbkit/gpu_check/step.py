@@ -96,34 +96,13 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
     with phase("warm-up"):
         each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
     census = clock.census() if hasattr(clock, "census") else take_census(step, batch)
-    runs = {"loop": lambda: step.train(feed()), "cached": lambda: step.train(batch)}
-    if step.batches is None:
-        del runs["loop"]
-    if not clock.serial:
-        runs["resident"] = lambda: step.train(resident)
-    turns = each * BLOCKS * len(runs)
-    steps = max(1 if clock.serial else LEAST_STEPS, min(20, int(seconds * 0.4 / turns)))
-    if steps * turns > 4 * seconds:
-        raise StepFailed(
-            f"a step takes {each:.2f} s, and {steps * BLOCKS * len(runs)} of them are needed to tell host from device: "
-            f"hand over a smaller step, or more than {seconds:.0f} seconds"
-        )
-    times: dict[str, list[float]] = {kind: [] for kind in runs}
-    memory = []
-    for _ in range(BLOCKS):
-        for kind, run in runs.items():
-            with phase(kind):
-                for _ in range(AHEAD * step.workers if kind == "loop" else 0):
-                    run()  # batches the workers had ready from the pause: they would flatter the loop
-                times[kind].append(time_block(clock, run, steps))
-            memory.append(clock.memory() / steps)  # so that the slope is one a step
-    middle = {kind: find_middle(values) for kind, values in times.items()}
+    middle, memory, steps = _take_turns(step, clock, feed, (batch, resident), each, seconds)
     loader = 0.0
     if step.batches:
         with phase("loader"):
             loader = find_middle([time_block(clock, feed, steps) for _ in range(3)])[0]
     cached = middle["cached"][0] * 1e3
-    slope, leaks = growth(census.live[2:] if clock.serial else memory[len(runs) :])
+    slope, leaks = growth(census.live[2:] if clock.serial else memory[len(middle) :])
     numbers = Numbers(
         loop=middle.get("loop", middle["cached"])[0] * 1e3,
         cached=cached,
@@ -151,19 +130,47 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
         return split(clock, numbers, step, batch, resident)
 
 
+def _take_turns(step: Step, clock, feed, batches, each: float, seconds: float):
+    """Time blocks of steps of each kind in turns: (seconds a step and their error by kind, memory, steps a block)."""
+    runs = {"loop": lambda: step.train(feed()), "cached": lambda: step.train(batches[0])}
+    if step.batches is None:
+        del runs["loop"]
+    if not clock.serial:
+        runs["resident"] = lambda: step.train(batches[1])
+    turns = each * BLOCKS * len(runs)
+    steps = max(1 if clock.serial else LEAST_STEPS, min(20, int(seconds * 0.4 / turns)))
+    if steps * turns > 4 * seconds:
+        raise StepFailed(
+            f"a step takes {each:.2f} s, and {steps * BLOCKS * len(runs)} of them are needed to tell host from device: "
+            f"hand over a smaller step, or more than {seconds:.0f} seconds"
+        )
+    times: dict[str, list[float]] = {kind: [] for kind in runs}
+    memory = []
+    for _ in range(BLOCKS):
+        for kind, run in runs.items():
+            with phase(kind):
+                for _ in range(AHEAD * step.workers if kind == "loop" else 0):
+                    run()  # batches the workers had ready from the pause: they would flatter the loop
+                times[kind].append(time_block(clock, run, steps))
+            memory.append(clock.memory() / steps)  # so that the slope is one a step
+    return {kind: find_middle(values) for kind, values in times.items()}, memory, steps
+
+
 def _split_serial(clock, n: Numbers, step: Step, batch, resident) -> Measured:
     """Share a step of a CPU between starting operators and computing: on one sample it starts as many operators."""
     narrow = tree_map(lambda t: t.narrow(step.batch_axis, 0, 1) if has_axis(t, step.batch_axis) else t, batch)
     try:
+        if count_samples(batch, step.batch_axis) < 8:
+            raise ValueError("too few samples for one of them to be next to nothing")
         step.train(narrow)
         pairs = [[time_block(clock, lambda b=b: step.train(b), 2) for b in (narrow, batch)] for _ in range(BLOCKS)]
         host = n.cached * median(one / whole for one, whole in pairs)  # a share: both suffer the same machine
         method = f"no GPU: on one sample a step takes {host:.3g} ms"
-    except (RuntimeError, ValueError, IndexError):  # a batch norm, say, refuses one sample
+    except (RuntimeError, ValueError, IndexError) as error:  # a batch norm, say, refuses one sample
         tracked = torch.ones(1, requires_grad=True)
         cost = measure_call(clock, lambda: tracked.add(1))
         host = n.kernels * cost / 1e3
-        method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, at the least"
+        method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, at the least ({error})"
     host = max(min(host, 0.95 * n.cached), 1e-6)
     return Measured(replace(n, host=host, device=max(n.cached - host, 1e-6)), method, ())
 

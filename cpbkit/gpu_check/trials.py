@@ -73,8 +73,8 @@ def try_fixes(step: Step, diagnosis: Diagnosis, seconds: float) -> tuple[Gain, .
         with preserved(step.train, step.batches, step.model, step.optimizer):
             try:
                 gain = trial(step, name, seconds / max(len(trials), 1))
-            except (RuntimeError, ValueError, TypeError, StepFailed) as error:
-                first = (str(error).splitlines() or [""])[0]
+            except Exception as error:  # told as the result of this trial; the others go on
+                first = (str(error).splitlines() or [type(error).__name__])[0]
                 gain = Gain(name, math.nan, math.nan, math.nan, f"could not be tried: {first}")
         if gain:
             gains.append(replace(gain, fix=name))
@@ -155,7 +155,8 @@ def _try_graph(step: Step, name: str, seconds: float) -> Gain | None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.train(batch)
-    return compare(make_clock(step.place), loop_of(step), graph.replay, seconds)
+    gain = compare(make_clock(step.place), loop_of(step), graph.replay, seconds)
+    return replace(gain, note="on one batch that lies on the device")
 
 
 def _try_larger(step: Step, name: str, seconds: float) -> Gain | None:
@@ -188,7 +189,12 @@ def _try_stack(step: Step, name: str, seconds: float) -> Gain | None:
         return None
     best = None
     for count in (8, 40):
-        gain = compare(make_clock(step.place), loop_of(step), loop_of(step.stacked(count)), seconds / 2)
+        try:
+            gain = compare(make_clock(step.place), loop_of(step), loop_of(step.stacked(count)), seconds / 2)
+        except (StepFailed, torch.cuda.OutOfMemoryError):
+            if best is None:
+                raise
+            break
         scaled = Gain("", gain.gain * count, gain.low * count, gain.high * count, note=f"a series, {count} in a stack")
         if best is None or scaled.gain > best.gain:
             best = scaled
