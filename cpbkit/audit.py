@@ -17,10 +17,9 @@ from scipy.signal import lfilter
 from cpbkit.data.klines import Klines
 from cpbkit.evaluate import Judgement, judge_heads, verdicts
 from cpbkit.experiment import Task
+from cpbkit.folds import Forecaster
 from cpbkit.models import naive
 from cpbkit.windows import Series, Splits, Windows, from_klines, split
-
-Forecaster = Callable[[Series, Task, Splits], np.ndarray]  # fits, returns y of the test windows (W, H, K)
 
 PLACEBO_SHARE = 0.05  # of twins that may be beaten by chance
 TWINS = 20
@@ -280,7 +279,7 @@ def check_calibration(
 def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", twins: int = TWINS) -> list[Finding]:
     """Run every check over the kit's own way of the data, with a model that is trained anew each time it is asked.
 
-    forecaster: as `cpbkit.evaluate.refit` makes one; it is called 5 + twins times. model: the floor that it is, if any.
+    forecaster: as `cpbkit.folds.refit` makes one; it is called 5 + twins times. model: the floor that it is, if any.
     """
     series = from_klines(klines, task)
     splits = split(series, task)

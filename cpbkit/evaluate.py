@@ -1,11 +1,11 @@
-"""Is a model better than naive? Judgements of forecasts, verdicts over a run, refits over time, and intervals.
+"""Is a model better than naive? Judgements of forecasts, and verdicts over a run.
 
 N windows (oldest first), H horizon, K targets of one head.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,10 @@ import numpy as np
 import pandas as pd
 
 from cpbkit import metrics
-from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Experiment, Task
 from cpbkit.models import naive
 
 if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
-    from cpbkit.windows import Series, Splits
+    from cpbkit.windows import Series
 
 SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
@@ -43,7 +41,7 @@ class Judgement:
     skill_high: float
     statistic: float  # Diebold-Mariano against the best floor; negative favours the model
     p: float  # of equal accuracy, two-sided, not yet corrected for the number of models
-    spread: float  # deviation of the forecasts over that of the truth
+    spread: float  # deviation of the forecasts over the windows, over that of the truth
     mase: float | None = None
     direction: float | None = None  # share of right signs over the whole horizon; None where nothing is said
     direction_low: float | None = None
@@ -102,7 +100,7 @@ def judge(
     )
     signs = metrics.direction(truth[:, -1, direction_of], forecast[:, -1, direction_of], overlap=horizon)
     share, share_low, share_high = signs or (None, None, None)
-    moved = truth.std()
+    moved = truth.var(axis=0).mean()
     return Judgement(
         windows=windows,
         horizon=horizon,
@@ -118,7 +116,7 @@ def judge(
         skill_high=high,
         statistic=statistic,
         p=p,
-        spread=float(forecast.std() / moved) if moved else 0.0,
+        spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
         mase=metrics.mase(truth, forecast, scale) if scale is not None and (scale > 0).all() else None,
         direction=share,
         direction_low=share_low,
@@ -163,11 +161,12 @@ def judge_heads(
     series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int, model: str = ""
 ) -> dict[str, Judgement]:
     """Judge a model's y (W, H, K) at the origins of a series, head by head, against the floors of each head."""
-    evidence = _evidence(series, origins, forecast, train_end)
-    return {head: judge(**found, unit=series.unit, model=model) for head, found in evidence.items()}
+    found = evidence(series, origins, forecast, train_end)
+    return {head: judge(**part, unit=series.unit, model=model) for head, part in found.items()}
 
 
-def _evidence(series: "Series", origins, forecast, train_end) -> dict[str, dict]:
+def evidence(series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int) -> dict[str, dict]:
+    """Return what `judge` asks for, by head, but for the unit and the model."""
     horizon, found = forecast.shape[1], {}
     rows = np.arange(train_end - 1)
     rows = rows[series.segment[rows] == series.segment[rows + 1]]
@@ -267,152 +266,3 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                 }
             )
     return pd.DataFrame(rows)
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One refit: the piece of every series that exists by then, and the task that splits it."""
-
-    first: float  # share of the rows where the piece starts
-    last: float  # and ends
-    task: Task
-
-    def cut(self, series: "Series") -> "Series":
-        """Return the piece of a series that this fold may see."""
-        rows = slice(round(self.first * len(series)), round(self.last * len(series)))
-        columns = {f: getattr(series, f)[rows] for f in ("times", "inputs", "levels", "anchors")}
-        return dataclasses.replace(series, **columns)
-
-
-def folds(task: Task, count: int, *, sliding: bool = False, embargo: int = 0) -> list[Fold]:
-    """Share the test split of a task out to `count` folds, each with a model of its own, refitted up to there.
-
-    sliding: train keeps its length instead of growing. embargo: bars left out before each split on top of the
-    purge, which is at least the horizon. Nothing that follows a test is trained on, so none is needed after it.
-    """
-    if count < 1:
-        raise CpbkitError(f"folds must be at least 1; got {count!r}")
-    step = (1 - task.train - task.validation) / count
-    found = []
-    for i in range(count):
-        first, last = i * step if sliding else 0.0, 1 - (count - 1 - i) * step
-        share = last - first
-        part = dataclasses.replace(
-            task,
-            train=(share - task.validation - step) / share,
-            validation=task.validation / share,
-            purge=max(task.purge, task.horizon) + embargo,
-        )
-        found.append(Fold(first, last, part))
-    return found
-
-
-def judge_folds(
-    series: "Series",
-    parts: Iterable[Fold],
-    forecaster: Callable[["Series", Task, "Splits"], np.ndarray],
-    model: str = "",
-) -> dict[str, Judgement]:
-    """Refit and forecast over the folds, and judge all their test windows together, head by head.
-
-    forecaster: fits on the piece it is handed and returns y of the test windows of its splits, (W, H, K).
-    """
-    from cpbkit.windows import split  # needs torch, which reading a verdict does not
-
-    evidence: dict[str, list[dict]] = {}
-    for fold in parts:
-        piece = fold.cut(series)
-        splits = split(piece, fold.task)
-        forecast = forecaster(piece, fold.task, splits)
-        for head, found in _evidence(piece, splits.test, forecast, splits.bounds["train"][1]).items():
-            evidence.setdefault(head, []).append(found)
-    return {head: judge(**_pool(found), unit=series.unit, model=model) for head, found in evidence.items()}
-
-
-def _pool(found: list[dict]) -> dict:
-    names = [name for name in found[0]["floors"] if all(name in f["floors"] for f in found)]
-    return {
-        **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors")},
-        "floors": {name: np.concatenate([f["floors"][name] for f in found]) for name in names},
-        "scale": np.mean([f["scale"] for f in found], axis=0),
-        "direction_of": found[0]["direction_of"],
-        "notes": tuple(dict.fromkeys(note for f in found for note in f["notes"])),
-    }
-
-
-def refit(experiment: Experiment, device: str = "cpu") -> Callable[["Series", Task, "Splits"], np.ndarray]:
-    """Return a forecaster that trains the experiment's model anew on each piece it is handed, alone.
-
-    Errors: CpbkitError when the training falls sick.
-    """
-    from cpbkit.models import zoo  # torch again
-    from cpbkit.train import Fit, assemble, fit, forecast
-
-    def forecaster(series, task, splits):
-        part = dataclasses.replace(experiment, task=task)
-        windows, stack = assemble(part, [series], device)
-        steps = part.training.steps or math.ceil(len(splits.train) / part.training.batch)
-        (end,) = (
-            f for state in fit(Fit(stack), windows, part.training, steps) if not state.step for f in state.finished
-        )
-        if end.status != "done":
-            raise CpbkitError(f"{series.name} could not be refitted: {end.reason}")
-        net = zoo.restore(task, part.model, end.weights).to(windows.device, windows.inputs.dtype)
-        return forecast(net, windows, "test", [0])[0]
-
-    return forecaster
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Intervals forecast +- half, and what they held."""
-
-    alpha: float  # share that may lie outside
-    half: np.ndarray  # (N, H, K) half widths, in the unit of the errors
-    inside: np.ndarray  # (N, H, K) whether the truth was inside
-    level: np.ndarray  # (N, H, K) the alpha in force, which adapts
-
-    def coverage_over_time(self, window: int) -> np.ndarray:
-        """Return the share inside over the last `window` windows: (N - window + 1, H)."""
-        inside = np.cumsum(np.pad(self.inside.mean(axis=2), ((1, 0), (0, 0))), axis=0)
-        return (inside[window:] - inside[:-window]) / window
-
-    def sentence(self) -> str:
-        """Say what was promised and what was held."""
-        by_step = self.inside.mean(axis=(0, 2))
-        return (
-            f"the {100 * (1 - self.alpha):.0f} % interval held {100 * self.inside.mean():.1f} % of "
-            f"{len(self.inside)} windows; {100 * by_step.min():.1f} % at its worst step ahead"
-        )
-
-
-def conformal_intervals(
-    calibration: np.ndarray, errors: np.ndarray, alpha: float = 0.1, rate: float = 0.02, memory: int = 500
-) -> Intervals:
-    """Put adaptive intervals around any point forecast (Gibbs & Candès 2021), a stream for each step and target.
-
-    calibration (V, H, K): truth - forecast on the validation windows, oldest first. errors (N, H, K): the same on
-    the test windows, which are a bar apart; the error h + 1 bars ahead is used from h + 1 bars later on, when it is
-    known. rate: their gamma. memory: scores that are kept. Where the level in force asks for more than the largest
-    score in memory, or less than the smallest, that one is taken, and not infinity or nothing.
-    """
-    if len(calibration) == 0 or calibration.shape[1:] != errors.shape[1:]:
-        raise ValueError(f"calibration must be (V, H, K) as errors {errors.shape}; got {calibration.shape}")
-    windows, horizon, targets = errors.shape
-    scores = np.abs(errors)
-    held = np.abs(calibration[-memory:]).copy()  # (memory, H, K), a ring
-    level = np.full((horizon, targets), alpha)
-    half, levels = np.empty_like(scores), np.empty_like(scores)
-    steps = np.arange(horizon)
-    oldest = np.zeros(horizon, int)
-    for i in range(windows):
-        known = i - 1 - steps  # the window whose error h + 1 bars ahead has just become known
-        h = steps[known >= 0]
-        new = scores[known[h], h]
-        level[h] += rate * (alpha - (new > half[known[h], h]))
-        held[oldest[h], h] = new
-        oldest[h] = (oldest[h] + 1) % len(held)
-        rank = np.ceil((len(held) + 1) * (1 - level)).clip(1, len(held)).astype(int) - 1
-        half[i] = np.take_along_axis(np.sort(held, axis=0), rank[None], axis=0)[0]
-        levels[i] = level
-    return Intervals(alpha, half, scores <= half, levels)

@@ -104,18 +104,6 @@ def coverage(truth, lower, upper, axis=None):
     return np.mean((truth >= lower) & (truth <= upper), axis=axis)
 
 
-def crps_ensemble(truth, members):
-    """Return the CRPS of an ensemble (..., E) against the truth (...): E|X - y| - E|X - X'| / 2.
-
-    The ensemble is taken as the whole distribution (Gneiting & Raftery 2007, eq. 21).
-    """
-    truth, members = np.asarray(truth, float), np.sort(np.asarray(members, float), axis=-1)
-    count = members.shape[-1]
-    # With sorted members the mean |X - X'| is a weighted sum: no (E, E) table.
-    weights = (2 * np.arange(count) - count + 1) / count**2
-    return np.mean(np.abs(members - truth[..., None]), axis=-1) - np.sum(weights * members, axis=-1)
-
-
 def crps_quantiles(truth, forecasts, quantiles):
     """Return the CRPS of quantile forecasts (..., Q) against the truth (...): twice the mean pinball loss.
 

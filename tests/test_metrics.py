@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from cpbkit import metrics
@@ -73,22 +71,13 @@ def test_scores_equal_published_golden_values():
     assert metrics.pinball(0.3, -0.5, 0.1) == pytest.approx(0.08)
     assert metrics.interval_score(0.3, -1, 1, 0.1) == pytest.approx(2.0)
     assert metrics.interval_score(1.3, -1, 1, 0.1) == pytest.approx(2.0 + 20 * 0.3)
-    assert metrics.crps_ensemble(0.3, [-1, 0, 0.5, 2]) == pytest.approx(0.28125, abs=1e-14)
     assert metrics.coverage([0, 1, 2, 3], [0, 0, 0, 0], [1, 1, 1, 3]) == 0.75
 
 
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=9), st.floats(-60, 60))
-def test_ensemble_crps_equals_its_definition(members, truth):
-    members = np.array(members)
-    direct = np.abs(members - truth).mean() - np.abs(members[:, None] - members).mean() / 2
-    assert metrics.crps_ensemble(truth, members) == pytest.approx(direct, abs=1e-10)
-
-
-def test_both_crps_tend_to_the_closed_form_of_a_normal():
+def test_crps_tends_to_the_closed_form_of_a_normal():
     levels = (np.arange(20_000) + 0.5) / 20_000
     draws = stats.norm.ppf(levels)
     assert metrics.crps_quantiles(0.3, draws, levels) == pytest.approx(0.2693329, abs=2e-5)
-    assert metrics.crps_ensemble(0.3, draws) == pytest.approx(0.2693329, abs=2e-5)
     batch = metrics.crps_quantiles(np.full((4, 3), 0.3), np.broadcast_to(draws, (4, 3, len(draws))), levels)
     assert batch.shape == (4, 3)
 

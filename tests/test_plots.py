@@ -20,7 +20,7 @@ from cpbkit.plots import style, sweep, timeline
 from cpbkit.plots.market import candle_figure, passport_figure
 from cpbkit.plots.sweep import SweepFigure, loss_figure, relative, sweep_figure
 from cpbkit.plots.timeline import memory_figure
-from cpbkit.plots.verdict import coverage_figure, echo_lag, forecast_figure, health_figure, verdict_figure
+from cpbkit.plots.verdict import echo_lag, forecast_figure, health_figure, verdict_figure
 from cpbkit.windows import Series
 
 EXPERIMENT = vary(PRESETS["quick"], source="synthetic", start="2023-03-01", end="2023-06-30")
@@ -462,7 +462,7 @@ def test_the_echo_is_found_at_its_lag(lag):
     assert echo_lag(levels, rows, levels[np.maximum(rows - lag, 0)], most=8) == lag
 
 
-# Health and coverage
+# Health
 
 
 def test_every_check_is_a_mark_in_the_health_picture():
@@ -473,18 +473,6 @@ def test_every_check_is_a_mark_in_the_health_picture():
     count = {word: sum(c.verdict == word for c in checks) for word in ("OK", "NOTE", "SICK")}
     assert marks == {style.GREEN: count["OK"], style.ORANGE: count["NOTE"], style.RED: count["SICK"]}
     assert title_of(figure).startswith("SYNTHETIC · 38 of 40 models trained soundly") and "2 sick" in title_of(figure)
-
-
-def test_coverage_is_drawn_over_time():
-    rng = np.random.default_rng(0)
-    intervals = evaluate.conformal_intervals(rng.standard_normal((300, 3, 1)), rng.standard_normal((400, 3, 1)))
-    figure = coverage_figure(intervals, window=100)
-    promised, first, last = figure.axes[0].lines
-    shares = 100 * intervals.coverage_over_time(100)
-    assert set(promised.get_ydata()) == {90.0}
-    np.testing.assert_allclose(first.get_ydata(), shares[:, 0])
-    np.testing.assert_allclose(last.get_ydata(), shares[:, 2])
-    assert "the 90 % interval held" in title_of(figure).lower()
 
 
 # All of them

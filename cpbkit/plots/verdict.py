@@ -10,7 +10,7 @@ from matplotlib.dates import date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit import evaluate, metrics
-from cpbkit.evaluate import Intervals, Judgement, Verdict
+from cpbkit.evaluate import Judgement, Verdict
 from cpbkit.plots.market import calendar
 from cpbkit.plots.style import (
     BLUE,
@@ -21,7 +21,6 @@ from cpbkit.plots.style import (
     ORANGE,
     PALE_BLUE,
     RED,
-    RULE,
     WIDTH,
     Picture,
     beside,
@@ -194,26 +193,38 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
 
 
 @look()
-def coverage_figure(intervals: Intervals, window: int = 200, title: str = "", synthetic: bool = False) -> Picture:
-    """Draw the share of truths inside the intervals over the last `window` windows, for the first and last step."""
-    window = min(window, max(1, len(intervals.inside) // 2))
-    shares = 100 * intervals.coverage_over_time(window)
-    figure = Picture(0.75 * WIDTH, 340)
-    axes = figure.add_axes(figure.box(60, 84, 0.75 * WIDTH - 210, 200))
-    promised = 100 * (1 - intervals.alpha)
-    axes.axhline(promised, color=ORANGE, lw=1.2, ls=DASHES)
-    x = np.arange(window, window + len(shares))
-    ends = [(promised, f"promised {promised:g} %", ORANGE)]
-    for h, colour in dict.fromkeys([(0, PALE_BLUE), (shares.shape[1] - 1, BLUE)]):
-        axes.plot(x, shares[:, h], color=colour, lw=1.6)
-        ends.append((shares[-1, h], f"{counted(h + 1, 'bar')} ahead", colour))
-    axes.set(xlim=(x[0], max(x[-1], x[0] + 1)), ylim=(min(shares.min(), promised) - 3, 100.5))
-    name_ends(axes, ends, share=0.09)
-    axes.grid(axis="y")
-    axes.spines["left"].set_visible(False)
-    axes.spines["bottom"].set_color(RULE)
-    axes.set_xlabel("test window")
-    sentence = title or intervals.sentence()
-    drawn = f"% of the truth inside, over the last {window} windows"
-    figure.head(sentence[0].upper() + sentence[1:], drawn, synthetic)
+def coverage_figure(results: Sequence[Mapping]) -> Picture:
+    """Draw the share of truths inside each model's intervals over the test split, and their mean, a panel a head."""
+    by_head: dict[str, list[Mapping]] = {}
+    for line in results:
+        for head, told in line.get("intervals", {}).items():
+            by_head.setdefault(head, []).append(told)
+    figure = Picture(WIDTH, 340)
+    share = (WIDTH - 24) / max(1, len(by_head))
+    for i, (head, group) in enumerate(by_head.items()):
+        axes = figure.add_axes(figure.box(24 + i * share + 40, 108, share - 40 - 126, 180))
+        promised = 100 * group[0]["nominal"]
+        axes.axhline(promised, color=ORANGE, lw=1.2, ls=DASHES)
+        times = [date2num(np.array(told["dates"], "datetime64[m]")) for told in group]
+        shares = [100 * np.array(told["over_time"]) for told in group]
+        for x, y in zip(times, shares, strict=True):
+            axes.plot(x, y, color=PALE_BLUE, lw=0.8, alpha=0.6)
+        grid = np.linspace(min(x[0] for x in times), max(x[-1] for x in times), max(map(len, times)))
+        middle = np.mean([np.interp(grid, x, y) for x, y in zip(times, shares, strict=True)], axis=0)
+        axes.plot(grid, middle, color=BLUE, lw=2)
+        least = min(y.min() for y in shares)
+        axes.set(xlim=(grid[0], max(grid[-1], grid[0] + 1e-3)), ylim=(min(least, promised) - 3, 100.5))
+        name_ends(axes, [(promised, f"promised {promised:g} %", ORANGE), (middle[-1], "mean", BLUE)], share=0.09)
+        axes.set_title(f"{head}: inside, %", size=9, color=MUTED, pad=6)
+        axes.grid(axis="y")
+        axes.spines["left"].set_visible(False)
+        calendar(axes)
+    first = next(iter(by_head.values()), [])
+    held, wild = (np.mean([100 * told[name] for told in first] or [0]) for name in ("coverage", "coverage_wild"))
+    title = "No model has intervals yet"
+    if first:
+        title = f"The {100 * first[0]['nominal']:g} % intervals of {counted(len(first), 'model')} held {held:.1f} %"
+        title += f" of the {next(iter(by_head))}, {wild:.1f} % after the wildest tenth of bars"
+    drawn = "adaptive conformal intervals, calibrated on validation; a pale line a model"
+    figure.head(title, drawn, is_synthetic(results))
     return figure

@@ -1,0 +1,107 @@
+"""Rolling origins: a model refitted up to each piece of the test split, and all pieces judged together."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpbkit.errors import CpbkitError
+from cpbkit.evaluate import Judgement, evidence, judge
+from cpbkit.experiment import Experiment, Task
+from cpbkit.models import zoo
+from cpbkit.train import Fit, assemble, fit, forecast
+from cpbkit.windows import Series, Splits, split
+
+Forecaster = Callable[[Series, Task, Splits], np.ndarray]  # fits, returns y of the test windows (W, H, K)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One refit: the piece of every series that exists by then, and the task that splits it."""
+
+    first: float  # share of the rows where the piece starts
+    last: float  # and ends
+    task: Task
+
+    def cut(self, series: Series) -> Series:
+        """Return the piece of a series that this fold may see."""
+        rows = slice(round(self.first * len(series)), round(self.last * len(series)))
+        columns = {f: getattr(series, f)[rows] for f in ("times", "inputs", "levels", "anchors")}
+        return dataclasses.replace(series, **columns)
+
+
+def folds(task: Task, count: int, *, sliding: bool = False, embargo: int = 0) -> list[Fold]:
+    """Share the test split of a task out to `count` folds, each with a model of its own, refitted up to there.
+
+    sliding: train keeps its length instead of growing. embargo: bars left out before each split on top of the
+    purge, which is at least the horizon. Nothing that follows a test is trained on, so none is needed after it.
+    """
+    if count < 1:
+        raise CpbkitError(f"folds must be at least 1; got {count!r}")
+    step = (1 - task.train - task.validation) / count
+    found = []
+    for i in range(count):
+        first, last = i * step if sliding else 0.0, 1 - (count - 1 - i) * step
+        share = last - first
+        part = dataclasses.replace(
+            task,
+            train=(share - task.validation - step) / share,
+            validation=task.validation / share,
+            purge=max(task.purge, task.horizon) + embargo,
+        )
+        found.append(Fold(first, last, part))
+    return found
+
+
+def judge_folds(
+    series: Series,
+    parts: Iterable[Fold],
+    forecaster: Forecaster,
+    model: str = "",
+) -> dict[str, Judgement]:
+    """Refit and forecast over the folds, and judge all their test windows together, head by head.
+
+    forecaster: fits on the piece it is handed and returns y of the test windows of its splits, (W, H, K).
+    """
+    by_head: dict[str, list[dict]] = {}
+    for fold in parts:
+        piece = fold.cut(series)
+        splits = split(piece, fold.task)
+        y = forecaster(piece, fold.task, splits)
+        for head, found in evidence(piece, splits.test, y, splits.bounds["train"][1]).items():
+            by_head.setdefault(head, []).append(found)
+    return {head: judge(**_pool(found), unit=series.unit, model=model) for head, found in by_head.items()}
+
+
+def _pool(found: list[dict]) -> dict:
+    names = [name for name in found[0]["floors"] if all(name in f["floors"] for f in found)]
+    return {
+        **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors")},
+        "floors": {name: np.concatenate([f["floors"][name] for f in found]) for name in names},
+        "scale": np.mean([f["scale"] for f in found], axis=0),
+        "direction_of": found[0]["direction_of"],
+        "notes": tuple(dict.fromkeys(note for f in found for note in f["notes"])),
+    }
+
+
+def refit(experiment: Experiment, device: str = "cpu") -> Forecaster:
+    """Return a forecaster that trains the experiment's model anew on each piece it is handed, alone.
+
+    Errors: CpbkitError when the training falls sick.
+    """
+
+    def forecaster(series, task, splits):
+        part = dataclasses.replace(experiment, task=task)
+        windows, stack = assemble(part, [series], device)
+        steps = part.training.steps or math.ceil(len(splits.train) / part.training.batch)
+        (end,) = (
+            f for state in fit(Fit(stack), windows, part.training, steps) if not state.step for f in state.finished
+        )
+        if end.status != "done":
+            raise CpbkitError(f"{series.name} could not be refitted: {end.reason}")
+        net = zoo.restore(task, part.model, end.weights).to(windows.device, windows.inputs.dtype)
+        return forecast(net, windows, "test", [0])[0]
+
+    return forecaster
