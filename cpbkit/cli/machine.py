@@ -56,6 +56,35 @@ def doctor(preset, seconds, claims, inject, as_json):
         show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))
 
 
+BENCHMARKS = ("sweep", "presets", "data", "indicators", "doctor")
+
+
+@click.command(cls=Command, examples=("cpbkit bench sweep --quick", "cpbkit bench sweep --peers --out bench.json"))
+@click.argument("what", type=click.Choice(BENCHMARKS))
+@click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
+@click.option("--peers", is_flag=True, help="With sweep: also time neuralforecast and darts, installed for it.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures as JSON too.")
+@as_json
+def bench(what, quick, peers, out, as_json):
+    """Measure the kit on this machine: both sides of each ratio, in one run.
+
+    sweep: the engine against the loop in circulation. presets: which one to take here. data: archive files a second.
+    indicators: against TA-Lib. doctor: how often its verdicts are right.
+    """
+    import importlib
+
+    from cpbkit.bench.report import render, save
+
+    if peers and what != "sweep":
+        raise click.UsageError(f"--peers goes with `bench sweep`; got `bench {what}`")
+    measure = getattr(importlib.import_module(f"cpbkit.bench.{what}"), f"bench_{what}")
+    with status_line() as say:
+        document = measure(quick=quick, say=say, **({"peers": True} if peers else {}))
+    if out:
+        save(document, out)
+    show(document, as_json, lambda: render(document))
+
+
 def _show_rows(rows, as_json: bool, form: str) -> None:
     """Print each row as it comes; as JSON all at the end."""
     if as_json:

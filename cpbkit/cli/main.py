@@ -24,5 +24,6 @@ for command in (
     runs.report,
     bars.series,
     bars.cache,
+    machine.bench,
 ):
     cpbkit.add_command(command)
