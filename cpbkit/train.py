@@ -125,13 +125,17 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
 
     def step() -> None:
-        x, last, y = windows.gather(order.index_select(1, i)[:, 0])
+        rows = order.index_select(1, i)[:, 0]
+        x, last, y = windows.gather(rows)
         teacher = None
         if training.teacher_forcing:
             teacher = y, None if training.teacher_forcing == 1 else coins.index_select(0, i)[0]
         with autocast:
             forecast = stack.net(x, last, teacher)
-        _move(stack, training, loss_per_model(forecast, y, target_weights).mean(1), i)
+        losses = loss_per_model(forecast, y, target_weights)  # (M, B)
+        if windows.weights is not None:
+            losses = losses * windows.weights[rows]
+        _move(stack, training, losses.mean(1), i)
         i.add_(1)
 
     def solve() -> None:
@@ -330,23 +334,37 @@ def forecast(net: nn.Module, windows: Windows, part: str, members: list[int]) ->
     ]
 
 
-@torch.no_grad()
 def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
     """Return the scaled loss of forecasting no change, on train and validation, a number a model."""
+    shape = len(members), 1, windows.task.horizon, len(windows.task.targets)
+    return _constant_losses(windows, members, windows.levels.new_zeros(shape))
+
+
+@torch.no_grad()
+def mean_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
+    """Return the scaled loss of always forecasting the mean of the train targets, as `persistence_losses` does."""
+    total = windows.levels.new_zeros(len(members), 1, windows.task.horizon, len(windows.task.targets))
+    for rows, weight in windows.batches("train", members, max(1, EVALUATION_WINDOWS // len(members))):
+        total += (windows.gather(rows)[2] * weight[..., None, None]).sum(1, keepdim=True)
+    counts = torch.tensor([len(windows.origins["train"][m]) for m in members], device=windows.device)
+    return _constant_losses(windows, members, total / counts[:, None, None, None])
+
+
+def _constant_losses(windows: Windows, members: list[int], value: Tensor) -> dict[str, list[float]]:
     weights = torch.tensor(windows.task.target_weights, device=windows.device, dtype=windows.levels.dtype)
-    net = _Persistence(windows.task.horizon)
+    net = _Constant(value)
     return {
         part: evaluate(net, windows, part, members, weights / weights.sum()).tolist()
         for part in ("train", "validation")
     }
 
 
-class _Persistence(nn.Module):
-    """The forecast that nothing changes: zero in the anchored targets."""
+class _Constant(nn.Module):
+    """The same forecast (M, 1, H, K) for every window."""
 
-    def __init__(self, horizon: int):
+    def __init__(self, value: Tensor):
         super().__init__()
-        self.horizon = horizon
+        self.value = value
 
     def forward(self, x: Tensor, last: Tensor) -> Tensor:
-        return torch.zeros_like(last)[:, :, None].expand(-1, -1, self.horizon, -1)
+        return self.value.expand(-1, last.shape[1], -1, -1)

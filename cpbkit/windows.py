@@ -186,12 +186,26 @@ def _splits(series: Series, task: Task, bounds: dict[str, tuple[int, int]], reac
     return Splits(bounds=bounds, **parts)
 
 
+def by_condition(series: Series, conditions: Sequence[tuple[str, float, float]]) -> np.ndarray:
+    """Return a number a row as an origin: of the first (column, bound, number) that its next row exceeds, else 1.
+
+    Errors: UnknownName for a column that is no feature.
+    """
+    numbers = np.ones(len(series))
+    for column, bound, number in reversed(conditions):
+        following = series.inputs[1:, series.features.index(check_name("feature", column, series.features))]
+        numbers[:-1][following > bound] = number
+    return numbers
+
+
 @dataclass(frozen=True)
 class Scaler:
-    """Constants from the train split: inputs to zero mean and unit deviation, targets as the task says."""
+    """Constants from the train split, and the ranges that the task declares."""
 
-    input_mean: np.ndarray  # (C,)
-    input_std: np.ndarray  # (C,)
+    input_mean: np.ndarray  # (C,) of a declared range its lowest value
+    input_std: np.ndarray  # (C,) of a declared range its width
+    lowest: np.ndarray  # (C,) inputs below count as it
+    highest: np.ndarray  # (C,)
     target_scale: np.ndarray  # (K,) in the unit of y
     clip: float  # scaled inputs stay within +- clip
 
@@ -199,19 +213,30 @@ class Scaler:
     def fit(cls, series: Series, splits: Splits, task: Task) -> "Scaler":
         """Measure the constants on train rows and train windows only."""
         first, last = splits.bounds["train"]
-        rows = series.inputs[first:last]
-        std = rows.std(0)
+        rows, ranges = series.inputs[first:last], {column: (low, high) for column, low, high in task.ranges}
+        mean, std = rows.mean(0), rows.std(0)
+        ends = np.tile([[-np.inf], [np.inf]], len(series.features))
+        for c, column in enumerate(series.features):
+            if column in ranges:
+                low, high = ranges[column]
+                mean[c], std[c] = low, high - low
+                if task.clip_ranges:
+                    ends[:, c] = low, high
         if task.target_scale == "persistence":
             scale = np.sqrt(np.square(series.truth(splits.train, task.horizon)).mean((0, 1)))
         elif task.target_scale == "standard":
             scale = series.levels[first:last].std(0)
+        elif task.target_scale == "range":
+            scale = np.array([np.ptp(ranges[target]) for target in series.targets])
         else:
             scale = np.ones(len(series.targets))
-        return cls(rows.mean(0), np.where(std > 0, std, 1.0), np.where(scale > 0, scale, 1.0), task.input_clip)
+        std, scale = (np.where(size > 0, size, 1.0) for size in (std, scale))
+        return cls(mean, std, *ends, scale, task.input_clip)
 
     def inputs(self, raw: np.ndarray) -> np.ndarray:
         """Scale and clip inputs: (N, C) -> (N, C)."""
-        return np.clip((raw - self.input_mean) / self.input_std, -self.clip, self.clip)
+        inside = np.clip(raw, self.lowest, self.highest)
+        return np.clip((inside - self.input_mean) / self.input_std, -self.clip, self.clip)
 
 
 class Windows:
@@ -231,8 +256,9 @@ class Windows:
         offsets = np.cumsum([0, *(len(s) for s in self.series)])
         tables: dict[str, list[np.ndarray]] = {"inputs": [], "levels": [], "anchors": []}
         for s, scaler in zip(self.series, self.scalers, strict=True):
-            # A shift common to levels and anchors leaves y as it is and keeps its digits in float32.
-            shift = s.anchors.mean(0)
+            # A shift common to levels and anchors leaves y as it is and keeps its digits in float32. It is not their
+            # mean: that would let later rows into the rounding of the train windows.
+            shift = s.anchors[0]
             tables["inputs"].append(scaler.inputs(s.inputs))
             tables["levels"].append((s.levels - shift) / scaler.target_scale)
             tables["anchors"].append((s.anchors - shift) / scaler.target_scale)
@@ -246,11 +272,26 @@ class Windows:
             ]
             for part in ("train", "validation", "test")
         }
+        self.pools = self.origins["train"]  # what an epoch's order draws from
+        if task.repeats:
+            times = [by_condition(s, task.repeats)[p.train].astype(int) for s, p in self._pairs()]
+            self.pools = [
+                pool.repeat_interleave(torch.as_tensor(count, device=self.device))
+                for pool, count in zip(self.pools, times, strict=True)
+            ]
+        self.weights = None  # (N,) of a train window in the loss, by its origin; their mean over a series' windows is 1
+        if task.weights:
+            weights = [by_condition(s, task.weights) for s in self.series]
+            weights = [w / w[p.train].mean() for w, (_, p) in zip(weights, self._pairs(), strict=True)]
+            self.weights = torch.as_tensor(np.concatenate(weights), dtype=dtype, device=self.device)
         self.back = torch.arange(1 - task.context, 1, device=self.device)
         self.ahead = torch.arange(1, task.horizon + 1, device=self.device)
 
     def __len__(self) -> int:
         return len(self.series)
+
+    def _pairs(self):
+        return zip(self.series, self.splits, strict=True)
 
     def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gather windows at origins: (M, B) -> x (M, B, L, C), last (M, B, K), y (M, B, H, K)."""
@@ -268,7 +309,7 @@ class Windows:
         generator = torch.Generator(self.device)
         rows = []
         for m in members:
-            pool = self.origins["train"][m]
+            pool = self.pools[m]
             generator.manual_seed(derive_seed("order", seed, self.series[m].name, epoch))
             turns = -(-count // len(pool))
             picks = [torch.randperm(len(pool), generator=generator, device=self.device) for _ in range(turns)]
