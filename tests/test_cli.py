@@ -3,6 +3,7 @@
 import errno
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -250,6 +251,24 @@ def test_smoke_finds_what_is_planted_and_nothing_else():
 def test_smoke_fails_where_a_model_learns_nothing():
     shown = run("smoke", "--epochs", "1", "--set", "learning_rate=1e-9")
     assert shown.exit_code == 1 and "not as expected: BTCUSDT_15m" in shown.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+def test_ctrl_c_ends_a_sweep_cleanly(tmp_path):
+    """A real process and a real signal while it trains; the second call finds everything as it was left."""
+    command = [sys.executable, "-m", "cpbkit", *SWEEP, "--run", "r", "--executor", "local"]
+    longer = [*command, "--epochs", "4000", "--set", "patience=4000"]
+    with subprocess.Popen(longer, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as sweep:
+        seen = ""
+        while "training" not in seen:
+            seen = sweep.stderr.readline()
+            assert seen, "it ended before it trained"
+        sweep.send_signal(signal.SIGINT)
+        rest = sweep.communicate(timeout=60)[1]
+    assert sweep.returncode == 1 and "the same command goes on" in rest and "Traceback" not in rest
+    told = json.loads(run("status", tmp_path / "r", "--json").stdout)
+    assert (told["done"], told["total"], told["writer"]) == (0, 2, "")
 
 
 def test_cache_lists_verifies_and_removes(tmp_path):

@@ -107,7 +107,9 @@ _cache_command("remove", "Remove files, and list them.")
 @click.option("--val", type=click.IntRange(1), help="Rows to validate on, the next.  [default: 10 % of all]")
 @click.option("--test", type=click.IntRange(1), help="Rows to test on, the next.  [default: 20 % of all]")
 @click.option("--scale", type=click.Choice(["standard", "persistence", "none"]), default="standard", show_default=True)
-@click.option("--drop-last", type=click.IntRange(0), default=0, help="Also without the last incomplete batch of this size.")
+@click.option(
+    "--drop-last", type=click.IntRange(0), default=0, help="Also without the last incomplete batch of this size."
+)
 @click.option("--slide-over-gaps", is_flag=True, help="Take rows as even steps, whatever their times.")
 @change_settings
 @as_json

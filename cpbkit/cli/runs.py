@@ -205,7 +205,8 @@ def status(folder, as_json):
             left = told.get("seconds_left")
             now = f"{told.get('stage', 'starting')}{'' if left is None else f', {left:.0f} s left'} ({holder})"
         elif missing:
-            now = f"stopped; missing: {', '.join(missing)}. The command that started it goes on"
+            more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+            now = f"stopped without {', '.join(missing[:6])}{more}. The command that started it goes on"
         else:
             now = "complete"
         return "\n".join([f"{folder}: {len(results)} of {len(series)} done, {now}", *trouble])
