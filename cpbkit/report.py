@@ -17,12 +17,16 @@ from cpbkit.health import check_results
 from cpbkit.plots.market import passport_figure
 from cpbkit.plots.style import DARK, NAMES, counted, duration, label
 from cpbkit.plots.sweep import is_synthetic, sweep_figure
-from cpbkit.plots.verdict import verdict_figure
+from cpbkit.plots.verdict import coverage_figure, verdict_figure
 from cpbkit.run import ABOUT, CLOCK, MONITOR, REPORT, Run
 
 VERDICT_COLUMNS = (
     *("series", "verdict", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "MAE"),
     *("direction %", "95 % interval", "R²", "MAPE %", "windows"),
+)
+INTERVAL_COLUMNS = (
+    *("series", "head", "inside %", "after wild bars %", "worst step %", "mean width", "score", "naive score"),
+    *("CRPS", "naive CRPS"),
 )
 
 
@@ -55,6 +59,7 @@ def write_report(folder: str | Path) -> Path:
         synthetic=is_synthetic(results),
         **_header(run.folder, experiment, results),
         **_verdicts(results),
+        **_intervals(results),
         **_training(experiment, results, monitor),
         **_bars(results),
         clock=_clock(clock),
@@ -123,6 +128,22 @@ def _verdict_row(name: str, j: evaluate.Judgement, verdict: evaluate.Verdict) ->
         ("" if j.mape is None else f"{j.mape:.3f} / {j.mape_persistence:.3f}", "grey"),
         f"{j.windows:,}",
     ]
+
+
+def _intervals(results: Sequence[Mapping]) -> dict:
+    rows = [
+        [
+            label(line["series"]),
+            head,
+            *(f"{100 * told[name]:.1f}" for name in ("coverage", "coverage_wild", "coverage_worst_step")),
+            f"{_digits(told['width'])} {told['unit']}".strip(),
+            *(_digits(told[name]) for name in ("score", "score_persistence", "crps", "crps_persistence")),
+        ]
+        for line in results
+        for head, told in line.get("intervals", {}).items()
+    ]
+    figure = Markup(coverage_figure(results).svg("coverage")) if rows else ""
+    return {"intervals": rows, "interval_columns": INTERVAL_COLUMNS, "coverage_figure": figure}
 
 
 def _training(experiment: Experiment, results: Sequence[Mapping], monitor: pd.DataFrame | None) -> dict:

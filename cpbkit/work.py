@@ -15,9 +15,10 @@ from cpbkit.clock import Clock
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judge_heads
 from cpbkit.experiment import Experiment
+from cpbkit.intervals import judge_intervals
 from cpbkit.models import zoo
 from cpbkit.plan import unit_name
-from cpbkit.train import Finished, Fit, assemble, fit, forecast, persistence_losses
+from cpbkit.train import Finished, Fit, assemble, fit, forecast, mean_losses, persistence_losses
 from cpbkit.windows import Series, Windows
 
 PROGRESS_SECONDS = 0.5  # between two progress messages
@@ -115,7 +116,9 @@ def _work(unit: Unit) -> Iterator[Message]:
     with clock("build"):
         windows, stack = assemble(experiment, unit.series, unit.device)
         state = checkpoint.load_fit(stack, unit.checkpoint) if unit.checkpoint else Fit(stack)
-        floor = _by_name(unit.series, persistence_losses(windows, list(range(len(windows)))))
+        everyone = list(range(len(windows)))
+        floor = _by_name(unit.series, persistence_losses(windows, everyone))
+        mean = _by_name(unit.series, mean_losses(windows, everyone))
     begun = told = saved = time.monotonic()
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
@@ -128,7 +131,8 @@ def _work(unit: Unit) -> Iterator[Message]:
         stage = "validation" if state.step == training.steps else "epochs"
         for finished in [] if state.step else state.finished:
             with clock("judging"):
-                yield _result(unit, windows, finished, floor[finished.name], time.monotonic() - begun)
+                losses = {"persistence": floor[finished.name], "mean": mean[finished.name]}
+                yield _result(unit, windows, finished, losses, time.monotonic() - begun)
         now = time.monotonic()
         if len(stack) and (now - saved > pause or (state.finished and not state.step)):
             with clock("checkpoints"):
@@ -156,7 +160,7 @@ def _progress(unit: Unit, state: Fit, floor: dict[str, dict], samples: int, cloc
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
-def _result(unit: Unit, windows: Windows, finished: Finished, floor: dict[str, float], seconds: float) -> Result:
+def _result(unit: Unit, windows: Windows, finished: Finished, losses: dict[str, dict], seconds: float) -> Result:
     """Judge a finished model on the test split, which is read here and nowhere else."""
     m = next(i for i, series in enumerate(windows.series) if series.name == finished.name)
     series, splits, scaler = windows.series[m], windows.splits[m], windows.scalers[m]
@@ -172,7 +176,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, floor: dict[str, f
         "best_epoch": finished.best_epoch,
         "seconds": round(seconds, 3),
         "curve": {name: [_plain(x) for x in values] for name, values in finished.curve.items()},
-        "persistence": floor,
+        **losses,
         "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
         "dates": splits.dates(series),
         "test": {},
@@ -183,9 +187,10 @@ def _result(unit: Unit, windows: Windows, finished: Finished, floor: dict[str, f
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter[0] = finished.weights[name]
-    predicted = forecast(net, windows, "test", [m])[0]
+    known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
     judged = judge_heads(series, splits.test, predicted, splits.bounds["train"][1], experiment.model.name)
     line["test"] = {head: judgement.to_dict() for head, judgement in judged.items()}
+    line["intervals"] = judge_intervals(series, splits, experiment.task.context, known, predicted)
     about = {
         "version": __version__,
         "torch": torch.__version__,

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 from test_naive import make_series
+from test_report import Page
 
 from cpbkit import metrics
-from cpbkit.experiment import Task
+from cpbkit.experiment import PRESETS, Task, vary
 from cpbkit.intervals import POINTS, QUANTILES, conformal_intervals, judge_intervals
 from cpbkit.plots.verdict import coverage_figure
+from cpbkit.report import write_report
+from cpbkit.sweep import sweep
 from cpbkit.windows import split
 
 TASK = Task(context=8, horizon=3)
@@ -130,3 +133,16 @@ def test_the_figure_draws_coverage_of_each_model():
         np.testing.assert_allclose(line.get_ydata(), 100 * np.array(told["price"]["over_time"]))
     assert drawn[2].get_ydata().mean() == pytest.approx(100 * told["price"]["coverage"], abs=1)
     assert figure.texts[0].get_text().startswith("SYNTHETIC · The 90 % intervals of 2 models held ")
+
+
+def test_a_sweep_keeps_what_its_intervals_held_and_the_report_shows_it(tmp_path):
+    bars = {"source": "synthetic", "symbols": ("BTCUSDT",), "intervals": ("1h",), "start": "2025-01-01"}
+    experiment = vary(PRESETS["quick"], **bars, end="2025-01-31", epochs=1, steps=4)
+    (line,) = sweep(experiment, tmp_path / "run", executor="local")
+    told = line["intervals"]["price"]
+    assert told["coverage"] == pytest.approx(0.9, abs=0.08) and len(told["over_time"]) <= POINTS
+    assert 0 < told["crps"] < told["score"] and told["width"] > 0
+    page = Page(write_report(tmp_path / "run"))
+    (row,) = page.table("series", "head", "inside %")
+    assert row[:3] == ["BTC 1h", "price", f"{100 * told['coverage']:.1f}"]
+    assert row[5].endswith(" bp") and "The 90 % intervals of 1 model held" in page.text
