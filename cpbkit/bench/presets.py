@@ -10,11 +10,10 @@ from cpbkit import executors
 from cpbkit.bench import machine
 from cpbkit.bench.engine import Workers
 from cpbkit.bench.market import BARS, make_series
-from cpbkit.bench.sweep import MODELS, block, start_engine
+from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
 from cpbkit.experiment import PRESETS, Experiment, vary
-from cpbkit.gpu_check.environment import count_cores
 from cpbkit.plan import FORWARD_SHARE, make_plan
 from cpbkit.windows import Series, split
 from cpbkit.work import Result, Unit, work
@@ -38,7 +37,7 @@ def bench_presets(
     names = [check_name("preset", name, PRESETS) for name in presets or PRESETS]
     seconds = QUICK_TRAINING if quick else TRAINING
     rows = []
-    with Workers(0 if torch.cuda.is_available() else count_cores()) as workers:
+    with Workers(count_workers()) as workers:
         for name in names:
             say(f"{name}: timing, then training for {seconds:.0f} s")
             rows.append(time_preset(name, models, workers) | train_briefly(name, seconds))

@@ -62,7 +62,7 @@ def bench_sweep(
     document = {"bench": "sweep", **machine.describe(), "models": models, "device": device().type}
     document["matmul"] = measure_ceilings(cases, say)
     rows, growth = [], None
-    with Workers(0 if torch.cuda.is_available() else count_cores()) as workers:
+    with Workers(count_workers()) as workers:
         for name, experiment in cases.items():
             say(f"{name}: loop, loop done well, engine")
             rows.append(measure_case(name, experiment, models, workers, effort, document["matmul"]))
@@ -96,6 +96,13 @@ def choose_cases(presets: Sequence[str] | None, quick: bool) -> tuple[dict[str, 
             seen[work] = name
             cases[name] = experiment
     return cases, left_out
+
+
+def count_workers() -> int:
+    """Return how many processes a plan for this machine can ask for."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    places = gpus or count_cores()
+    return places if places > 1 else 0
 
 
 def device() -> torch.device:
