@@ -168,7 +168,7 @@ def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
     for name in [name for name in state.missing if name in failed]:
-        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name]}, None, bars)
+        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name], "test": {}}, None, bars)
     if not series:
         raise incomplete or DataError("no series of this experiment can be trained; the reasons are in the ledger")
     with clock("plan"):

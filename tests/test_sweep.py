@@ -102,10 +102,10 @@ def test_a_sweep_killed_at_random_moments_ends_bit_equal(undisturbed, tmp_path):
     kills, rng = 0, random.Random(0)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["cpbkit.sweep", "torch._dynamo"])  # so that a child starts at once
-    for _ in range(40):
+    for i in range(45):  # lives that grow, so that both a quick and a slow machine are interrupted often
         child = context.Process(target=_run_with_many_checkpoints, args=(tmp_path / "killed",))
         child.start()
-        child.join(rng.uniform(0.2, 1.5))
+        child.join(0.1 * 1.15**i * rng.uniform(0.5, 1.5))
         if child.exitcode is None:
             child.kill()
             kills += 1
