@@ -9,13 +9,14 @@ import pytest
 from conftest import ROOT
 
 LAYERS = (
-    "errors experiment atomic clock indicators metrics data.klines data.venue data.archive models.layers"
-    " gpu_check.chips gpu_check.environment gpu_check.diagnosis gpu_check.guard gpu_check.rnn_path gpu_check.trace",
-    "data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run"
-    " models.naive models.linear models.own models.recurrent models.transformer gpu_check.census gpu_check.monitor gpu_check.probes"
-    " gpu_check.step gpu_check.simulator gpu_check.tensors gpu_check.trials",
-    "models.zoo train checkpoint plan series work health audit evaluate folds intervals executors gpu_check.faults gpu_check.preflight gpu_check.doctor gpu_check.claims",
-    "sweep plots dashboard report hub web bench cli __main__",
+    """errors experiment atomic clock indicators metrics data.klines data.venue data.archive models.layers
+    gpu_check.chips gpu_check.environment gpu_check.diagnosis gpu_check.guard gpu_check.rnn_path gpu_check.trace""",
+    """data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run
+    models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.monitor
+    gpu_check.probes gpu_check.step gpu_check.simulator gpu_check.tensors gpu_check.trials""",
+    """models.zoo train checkpoint plan series work health audit evaluate folds intervals executors
+    gpu_check.faults gpu_check.preflight gpu_check.doctor gpu_check.claims""",
+    """sweep plots dashboard report hub web bench cli __main__""",
 )
 TABLE = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}
 ONLY_IMPORTER = {"matplotlib": "cpbkit.plots", "ipywidgets": "cpbkit.dashboard"}
