@@ -145,16 +145,14 @@ def _compare(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> tuple:
 def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
     """Return errors of the level that was forecast, a price where y is a log change, beside persistence's."""
     back = np.exp if unit == "bp" else np.asarray
-    level, predicted, last = (back(anchors[:, None] + y) for y in (truth, forecast, np.zeros_like(truth)))
-    found = {
-        "level_rmse": float(metrics.rmse(level, predicted)),
-        "level_mae": float(metrics.mae(level, predicted)),
-    }
-    if level.std() > 0:
-        found |= {"r2": metrics.r2(level, predicted), "r2_persistence": metrics.r2(level, last)}
-    if (level != 0).all():
-        found |= {"mape": metrics.mape(level, predicted), "mape_persistence": metrics.mape(level, last)}
-    return found
+    with np.errstate(over="ignore"):  # a model gone wild may forecast a price beyond all numbers
+        level, predicted, last = (back(anchors[:, None] + y) for y in (truth, forecast, np.zeros_like(truth)))
+        found = {"level_rmse": float(metrics.rmse(level, predicted)), "level_mae": float(metrics.mae(level, predicted))}
+        if level.std() > 0:
+            found |= {"r2": metrics.r2(level, predicted), "r2_persistence": metrics.r2(level, last)}
+        if (level != 0).all():
+            found |= {"mape": metrics.mape(level, predicted), "mape_persistence": metrics.mape(level, last)}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 def judge_heads(

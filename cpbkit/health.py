@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-FIRST_LOSS = 10.0  # times the loss of persistence above which a first loss is off
+SCALE = 0.01, 100.0  # between which the root mean square of scaled targets should lie
+FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss is off
 CLIPPED = 0.9  # share of clipped steps above which the gradient is out of hand
 STUCK = 0.999  # share of its first train loss above which a model has learned nothing
 COLLAPSED = 0.02  # deviation of forecasts over that of the truth below which they say nothing
+DEAD = 1e-6  # and below which they are all the same
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def find_not_finite(net: nn.Module, row: int, x: Tensor, last: Tensor, y: Tensor
 
 
 def check_results(results: Iterable[dict]) -> list[Check]:
-    """Examine each line of a ledger: was its first loss of the right order, did it learn, does it say anything?"""
+    """Examine each line of a ledger: are its targets and first loss of the right order, has it learned anything?"""
     return [check for line in results for check in _check(line)]
 
 
@@ -63,29 +65,41 @@ def _check(line: dict) -> Iterable[Check]:
     if line["status"] == "failed":
         yield Check(name, "data", "SICK", line["reason"])
         return
-    curve, floor = line["curve"], line["persistence"]
-    train = [loss for loss in curve["train"] if loss is not None]
+    curve, floors = line["curve"], {kind: line[kind] for kind in ("persistence", "mean") if kind in line}
+    train, validation, norms, clipped = (
+        [value for value in curve[which] if value is not None]
+        for which in ("train", "validation", "gradient_norm", "clipped")
+    )
     if line["status"] == "sick":
         yield Check(name, "finite", "SICK", line["reason"])
-        if not train:
-            return
     else:
         yield Check(name, "finite", "OK", f"every loss of {line['epochs']} epochs")
-    ratio = train[0] / floor["train"]
-    verdict = "OK" if ratio < FIRST_LOSS else "SICK"
-    yield Check(name, "first loss", verdict, f"{train[0]:.3g}, {ratio:.3g} times that of persistence")
+    size = math.sqrt(floors["persistence"]["train"])
+    verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
+    why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
+    yield Check(name, "target scale", verdict, f"scaled targets are {size:.3g} on average{why}")
+    if not train:
+        return
+    beside = ", ".join(f"{kind} {losses['train']:.3g}" for kind, losses in floors.items())
+    verdict = "OK" if train[0] < FIRST_LOSS * max(losses["train"] for losses in floors.values()) else "SICK"
+    yield Check(name, "first loss", verdict, f"{train[0]:.3g} in the first epoch; {beside}")
     fall = min(train) / train[0]
     verdict = "OK" if fall < STUCK else "NOTE"
     yield Check(name, "learns", verdict, f"train loss {train[0]:.4g} to {min(train):.4g}")
-    clipped = [share for share in curve["clipped"] if share is not None]
-    norms = [norm for norm in curve["gradient_norm"] if norm is not None]
-    if clipped and norms:
-        share = sum(clipped) / len(clipped)
-        text = f"norm before clipping {norms[0]:.3g} to {norms[-1]:.3g}, {share:.0%} of steps clipped"
-        yield Check(name, "gradient", "OK" if share < CLIPPED and norms[-1] > 0 else "NOTE", text)
-    for head, judged in line["test"].items():
-        spread = judged.get("spread")
-        if spread is not None and math.isfinite(spread):
-            verdict = "OK" if spread > COLLAPSED else "NOTE"
-            text = f"forecasts of {head} vary {spread:.2%} as much as the truth"
-            yield Check(name, f"spread of {head}", verdict, text)
+    if validation:
+        least, kind = min((losses["validation"], kind) for kind, losses in floors.items())
+        verdict = "OK" if min(validation) < least else "NOTE"
+        yield Check(name, "holds", verdict, f"best validation loss {min(validation):.4g}, that of {kind} {least:.4g}")
+    spreads = {head: judged["spread"] for head, judged in line["test"].items()}
+    if norms and clipped:
+        share, text = sum(clipped) / len(clipped), f"norm before clipping {norms[0]:.3g} to {norms[-1]:.3g}"
+        verdict, text = "OK" if share < CLIPPED else "NOTE", f"{text}, {share:.0%} of steps clipped"
+        if not max(norms):
+            solved = any(spread > DEAD for spread in spreads.values())
+            verdict, text = ("OK", "solved, not trained") if solved else ("SICK", "no gradient reaches the weights")
+        yield Check(name, "gradient", verdict, text)
+    for head, spread in spreads.items():
+        verdict, text = "OK", f"forecasts of {head} vary {spread:.2%} as much as the truth"
+        if spread <= COLLAPSED:
+            verdict, text = ("NOTE", text) if spread > DEAD else ("SICK", f"every forecast of {head} is the same")
+        yield Check(name, f"output {head}", verdict, text)

@@ -136,6 +136,14 @@ def test_a_judgement_survives_json():
         assert Judgement.from_dict(json.loads(text)) == j
 
 
+def test_a_forecast_beyond_all_numbers_is_judged():
+    truth, forecast, floors = example()
+    j = evaluate.judge(truth, forecast + 800, floors, "bp", anchors=np.zeros((400, 1)))
+    assert (j.level_rmse, j.r2, j.mape) == (None, None, None) and j.r2_persistence is not None
+    assert evaluate.verdicts({"a": j})["a"].word == "LOSES"
+    json.dumps(j.to_dict(), allow_nan=False)
+
+
 @pytest.mark.parametrize("perfect", [True, False])
 def test_a_floor_without_error_leaves_nothing_to_win(perfect):
     truth, forecast, _ = example()
