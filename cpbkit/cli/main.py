@@ -22,6 +22,7 @@ for command in (
     runs.status,
     runs.verdict,
     runs.report,
+    runs.audit,
     bars.series,
     bars.cache,
     machine.bench,

@@ -114,6 +114,48 @@ def smoke(as_json, **given):
         raise click.exceptions.Exit(1)
 
 
+@click.command(
+    cls=Command,
+    examples=(
+        "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --twins 5",
+        "cpbkit audit --symbols BTC --intervals 1h --start 2023-04-01 --end 2023-09-30",
+    ),
+)
+@which_settings
+@which_source
+@which_bars
+@click.option("--twins", type=click.IntRange(1), default=20, show_default=True, help="Placebo series to train on.")
+@as_json
+def audit(twins, as_json, symbols, intervals, **given):
+    """Look for leaks: does anything on the way of the data know the future?
+
+    The whole way from bars to verdicts is run with futures replaced by garbage, on series without anything to find,
+    and on series where everything can be found. Trains a model anew each time, so take few epochs. Exit code 0 only
+    when nothing failed.  [default: BTC at 1h]
+    """
+    from cpbkit.audit import audit, audit_table
+    from cpbkit.folds import refit
+    from cpbkit.sweep import load_klines
+
+    experiment = experiment_of(symbols=symbols or ("BTCUSDT",), intervals=intervals or ("1h",), **given)
+    with status_line() as say:
+        klines = load_klines(experiment, say)
+        found = {}
+        for name, bars in klines.items():
+            say(f"auditing {name}: {twins + 5} trainings")
+            found[name] = audit(bars, experiment.task, refit(experiment), twins=twins)
+    document = {name: [dataclasses.asdict(finding) for finding in findings] for name, findings in found.items()}
+
+    def text() -> str:
+        return "\n\n".join(
+            f"{name}\n{audit_table(findings).to_string(index=False)}" for name, findings in found.items()
+        )
+
+    show(document, as_json, text)
+    if any(finding.verdict == "FAIL" for findings in found.values() for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
 def _preview(experiment: Experiment, as_json: bool, **place) -> None:
     from cpbkit.sweep import preview
 
