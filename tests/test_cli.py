@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from cpbkit.audit import Finding
 from cpbkit.cli.command import Commands
 from cpbkit.cli.main import cpbkit
 from cpbkit.data.synthetic import make_market
@@ -238,6 +239,15 @@ def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatc
     assert "of 2 beat" in shown.output and "could not be judged" in shown.output
     told = json.loads(run("status", tmp_path, "--json").output)
     assert told["done"] == 2 and len(told["trouble"]) == 1
+
+
+@pytest.mark.parametrize(("word", "code"), [("OK", 0), ("NOTE", 0), ("FAIL", 1)])
+def test_an_audit_that_finds_a_leak_fails(monkeypatch, word, code):
+    monkeypatch.setattr("cpbkit.audit.audit", Mock(return_value=[Finding("future", word, "`rsi` of row 7 changes")]))
+    wish = ["audit", "--source", "synthetic", "--start", "2025-01-01", "--end", "2025-01-05", "--epochs", "1"]
+    shown, told = run(*wish), json.loads(run(*wish, "--json").stdout)
+    assert shown.exit_code == code and "`rsi` of row 7 changes" in shown.output
+    assert told == {"BTCUSDT_1h": [{"check": "future", "verdict": word, "evidence": "`rsi` of row 7 changes"}]}
 
 
 @pytest.mark.slow
