@@ -6,7 +6,7 @@ Each check takes plain callables and arrays, so that it examines the kit's own w
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,14 +16,18 @@ from scipy.signal import lfilter
 
 from cpbkit.data.klines import Klines
 from cpbkit.evaluate import Judgement, judge_heads, verdicts
-from cpbkit.experiment import Task
+from cpbkit.experiment import Experiment, Task
 from cpbkit.folds import Forecaster
 from cpbkit.models import naive
+from cpbkit.train import assemble, loss_per_model
 from cpbkit.windows import Series, Splits, Windows, from_klines, split
 
 PLACEBO_SHARE = 0.05  # of twins that may be beaten by chance
 TWINS = 20
 WALKS = 40
+OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
+BATCH = 16  # windows of it
+OVERFIT_STEPS = 600  # at most
 PHI = 0.3  # of the autoregressions that every verdict must find
 
 
@@ -220,6 +224,32 @@ def check_echo(actual: np.ndarray, origins: np.ndarray, forecast: np.ndarray, ah
     if lag == ahead:
         return Finding("echo", "NOTE", f"{what}: it echoes the last value")
     return Finding("echo", "OK", what)
+
+
+def check_overfit(experiment: Experiment, series: Series, device: str = "cpu") -> Finding:
+    """Check that the model can learn a few windows by heart: on one batch its loss must fall by 95 %.
+
+    Dropout and weight decay, which are there to prevent that, are off.
+    """
+    name, training = "overfit one batch", replace(experiment.training, weight_decay=0.0, precision="float32")
+    model = replace(experiment.model, dropout=0.0)
+    windows, stack = assemble(replace(experiment, model=model, training=training), [series], device)
+    if hasattr(stack.net, "solve"):
+        return Finding(name, "NOTE", f"{model.name} is solved in one step, not trained")
+    weights = windows.levels.new_tensor(experiment.task.target_weights)
+    x, last, y = windows.gather(windows.order([0], training.seed, 0, BATCH))
+    losses = []
+    for _ in range(OVERFIT_STEPS):
+        loss = loss_per_model(stack.net(x, last), y, weights / weights.sum()).mean(1)  # (1,)
+        losses.append(loss.item())
+        if losses[-1] < (1 - OVERFIT) * losses[0]:
+            break
+        stack.backward(loss.sum())
+        stack.gradients.mul_((1 / (stack.gradients.norm() + 1e-6)).clamp(max=1))
+        stack.optimizer.step()
+    fall = 1 - min(losses) / losses[0]
+    evidence = f"the loss of {BATCH} windows falls by {fall:.1%} in {len(losses)} steps"
+    return Finding(name, "OK" if fall > OVERFIT else "FAIL", evidence)
 
 
 def autoregression(phi: float, rows: int, seed: int) -> Series:

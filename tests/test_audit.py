@@ -5,13 +5,15 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from cpbkit import audit, windows
 from cpbkit.audit import Column
 from cpbkit.data.klines import validate
 from cpbkit.data.synthetic import make_market
 from cpbkit.evaluate import judge_heads
-from cpbkit.experiment import Task
+from cpbkit.experiment import PRESETS, Task, vary
 from cpbkit.windows import from_klines, split
 
 TASK = Task(context=16, horizon=4, features=("close_return", "rsi"))
@@ -257,3 +259,25 @@ def test_the_whole_audit_is_a_table(bars, monkeypatch):
     cheat = audit.audit_table(audit.audit(bars, TASK, peeking(0.3), twins=3)).set_index("check")["verdict"]
     assert cheat["training and forecasts know no future"] == cheat["placebo twins"] == "FAIL"
     assert cheat["features, scaler and windows know no future"] == "OK"
+
+
+class Blind(nn.Module):
+    """A network that does not look at its inputs."""
+
+    def __init__(self, task, model):
+        super().__init__()
+        self.answer = nn.Parameter(torch.zeros(task.horizon, len(task.targets)))
+
+    def forward(self, x):
+        return self.answer.expand(len(x), *self.answer.shape)
+
+
+def test_a_sound_model_learns_a_batch_by_heart_and_a_blind_one_does_not():
+    series = audit.autoregression(0.0, 1500, 0)
+    quick = vary(PRESETS["quick"], context=8, horizon=2, features=("close_return",), dropout=0.5, weight_decay=0.5)
+    found = audit.check_overfit(quick, series)
+    assert (found.check, found.verdict) == ("overfit one batch", "OK"), found
+    assert audit.check_overfit(vary(quick, name=f"{__name__}:Blind"), series).verdict == "FAIL"
+    assert audit.check_overfit(vary(quick, learning_rate=1e-9), series).verdict == "FAIL"
+    solved = audit.check_overfit(vary(quick, name="ridge_ar"), series)
+    assert solved.verdict == "NOTE" and "solved in one step" in solved.evidence
