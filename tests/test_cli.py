@@ -19,6 +19,7 @@ from cpbkit.cli.command import Commands
 from cpbkit.cli.main import cpbkit
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
+from cpbkit.experiment import PRESETS, to_json, vary
 
 
 def run(*arguments, cli=cpbkit):
@@ -241,13 +242,46 @@ def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatc
     assert told["done"] == 2 and len(told["trouble"]) == 1
 
 
+@pytest.fixture
+def audited(monkeypatch):
+    """Which experiments were audited; each finding has the word that is put into the list."""
+    words, seen = ["OK"], []
+
+    def finding(experiment, series):
+        seen.append(experiment)
+        return Finding("overfit one batch", "OK", "falls")
+
+    leak = Mock(side_effect=lambda *_, **__: [Finding("future", words[-1], "`rsi` of row 7 changes")])
+    monkeypatch.setattr("cpbkit.audit.audit", leak)
+    monkeypatch.setattr("cpbkit.audit.check_overfit", finding)
+    return words, seen
+
+
 @pytest.mark.parametrize(("word", "code"), [("OK", 0), ("NOTE", 0), ("FAIL", 1)])
-def test_an_audit_that_finds_a_leak_fails(monkeypatch, word, code):
-    monkeypatch.setattr("cpbkit.audit.audit", Mock(return_value=[Finding("future", word, "`rsi` of row 7 changes")]))
+def test_an_audit_that_finds_a_leak_fails(audited, word, code):
+    audited[0].append(word)
     wish = ["audit", "--source", "synthetic", "--start", "2025-01-01", "--end", "2025-01-05", "--epochs", "1"]
     shown, told = run(*wish), json.loads(run(*wish, "--json").stdout)
     assert shown.exit_code == code and "`rsi` of row 7 changes" in shown.output
-    assert told == {"BTCUSDT_1h": [{"check": "future", "verdict": word, "evidence": "`rsi` of row 7 changes"}]}
+    first, second = told["BTCUSDT_1h"]
+    assert first == {"check": "future", "verdict": word, "evidence": "`rsi` of row 7 changes"}
+    assert second["check"] == "overfit one batch"
+
+
+def test_an_audit_of_a_run_takes_its_settings_and_its_first_series(audited, tmp_path):
+    bars = {"source": "synthetic", "symbols": ("ETHUSDT", "BTCUSDT"), "start": "2025-01-01", "end": "2025-01-05"}
+    experiment = vary(PRESETS["gru"], **bars, width=7)
+    (tmp_path / "experiment.json").write_text(to_json(experiment))
+    assert run("audit", tmp_path, "--epochs", "2").exit_code == 0
+    assert audited[1] == [vary(experiment, symbols=("ETHUSDT",), intervals=("15m",), epochs=2)]
+    assert run("audit", tmp_path, "--symbols", "BTC", "--intervals", "1h,15m").exit_code == 0
+    assert [e.series for e in audited[1][1:]] == [("BTCUSDT_1h", "BTCUSDT_15m")] * 2
+    assert "is no run folder" in run("audit", tmp_path / "nothing").output
+
+
+def test_calibration_alone_needs_no_bars():
+    told = json.loads(run("audit", "--calibration", "--json").stdout)
+    assert [finding["verdict"] for finding in told["calibration"]] == ["OK", "OK"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import click
 
 from cpbkit import __version__
-from cpbkit.cli import bars, machine, runs
+from cpbkit.cli import audit, bars, machine, runs
 from cpbkit.cli.command import Commands
 
 
@@ -22,7 +22,7 @@ for command in (
     runs.status,
     runs.verdict,
     runs.report,
-    runs.audit,
+    audit.audit,
     bars.series,
     bars.cache,
     machine.bench,

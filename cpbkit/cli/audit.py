@@ -1,0 +1,78 @@
+"""The audit: is there a leak, and do the verdicts say what they should?"""
+
+import dataclasses
+
+import click
+
+from cpbkit.cli.command import (
+    Command,
+    as_json,
+    experiment_of,
+    show,
+    status_line,
+    which_bars,
+    which_settings,
+    which_source,
+)
+from cpbkit.experiment import Experiment, vary
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "cpbkit audit runs/first --symbols BTC --epochs 3",
+        "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --twins 5",
+        "cpbkit audit --calibration",
+    ),
+)
+@click.argument("folder", metavar="[RUN]", required=False, type=click.Path(file_okay=False))
+@which_settings
+@which_source
+@which_bars
+@click.option("--twins", type=click.IntRange(1), default=20, show_default=True, help="Placebo series to train on.")
+@click.option("--calibration", is_flag=True, help="Only judge 40 random walks and 40 series that can be forecast.")
+@as_json
+def audit(folder, twins, calibration, as_json, **given):
+    """Look for leaks: does anything on the way of the data know the future?
+
+    The whole way from bars to verdicts is run with futures replaced by garbage, on series without anything to find,
+    and on series where everything can be found. Trains a model anew each time, so take few epochs. Settings and bars
+    are those of the RUN, if one is named, and else of the preset; of the series the first is taken, unless some are
+    named. Exit code 0 only when nothing failed.
+    """
+    from cpbkit.audit import audit, audit_table, check_calibration, check_overfit
+    from cpbkit.folds import refit
+    from cpbkit.sweep import load_klines
+    from cpbkit.windows import from_klines
+
+    found = {}
+    if calibration:
+        found["calibration"] = check_calibration()
+    else:
+        experiment = _experiment(folder, **given)
+        with status_line() as say:
+            for name, bars in load_klines(experiment, say).items():
+                say(f"auditing {name}: {twins + 6} trainings")
+                one_batch = check_overfit(experiment, from_klines(bars, experiment.task))
+                leaks = audit(bars, experiment.task, refit(experiment), model=experiment.model.name, twins=twins)
+                found[name] = [*leaks, one_batch]
+    document = {name: [dataclasses.asdict(finding) for finding in findings] for name, findings in found.items()}
+
+    def text() -> str:
+        tables = {name: audit_table(findings).to_string(index=False) for name, findings in found.items()}
+        return "\n\n".join(f"{name}\n{table}" for name, table in tables.items())
+
+    show(document, as_json, text)
+    if any(finding.verdict == "FAIL" for findings in found.values() for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _experiment(folder: str | None, symbols, intervals, preset: str, settings: dict, **given) -> Experiment:
+    from cpbkit.run import Run
+
+    if folder is None:
+        bars = {"symbols": symbols or ("BTCUSDT",), "intervals": intervals or ("1h",)}
+        return experiment_of(preset, settings, **bars, **given)
+    run = Run(folder).experiment
+    given |= {"symbols": symbols or run.data.symbols[:1], "intervals": intervals or run.data.intervals[:1]}
+    return vary(run, **settings, **{name: value for name, value in given.items() if value is not None})
