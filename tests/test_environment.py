@@ -74,10 +74,7 @@ def test_a_fine_machine_gets_no_code_and_every_line_is_ok_or_a_note():
     report = judge(FINE)
     assert report.codes == ()
     assert {f.level for f in report.findings} == {"ok", "note"}
-    assert (
-        "Tesla T4 · compute 7.5 · 15.8 GB · driver 580.65 · CUDA 12.8 · cuDNN 91002 · torch 2.11.0"
-        in report.title
-    )
+    assert "Tesla T4 · compute 7.5 · 15.8 GB · driver 580.65 · CUDA 12.8 · cuDNN 91002 · torch 2.11.0" in report.title
 
 
 @pytest.mark.parametrize(
@@ -188,4 +185,4 @@ def test_chips_are_found_by_a_whole_word():
     assert find_chip("Tesla T4").name == "T4"
     assert find_chip("NVIDIA A100-SXM4-40GB").name == "A100"
     assert find_chip("NVIDIA L40S") is None
-    assert not find_chip("Tesla T4").has_bfloat16 and find_chip("NVIDIA H100 80GB HBM3").has_tf32
+    assert find_chip("NVIDIA H100 80GB HBM3").name == "H100"

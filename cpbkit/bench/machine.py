@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from cpbkit import __version__
-from cpbkit.gpu_check.environment import count_cores
+from cpbkit.gpu_check.environment import count_cores, host_memory
 
 LIBRARIES = ("numpy", "pandas", "scipy", "TA-Lib", "neuralforecast", "darts")
 MATMUL = 1024  # rows and columns of the product that says what the machine can do
@@ -56,14 +56,6 @@ def cpu_name() -> str:
     except OSError:
         found = None
     return found.group(1).strip() if found else platform.processor() or platform.machine()
-
-
-def host_memory() -> int:
-    """Return the bytes of host memory; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
 
 
 def commit(folder: Path) -> str:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.environment import runs_on
-from cpbkit.gpu_check.faults import FEATURES, LENGTH, WrittenLSTM, make_toy
+from cpbkit.gpu_check.faults import FEATURES, LENGTH, WrittenLSTM, make_toy, make_windows
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.monitor import nvml_handles
 from cpbkit.gpu_check.probes import make_clock, time_block, time_recurrence
@@ -86,9 +86,9 @@ def _forward_backward(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     return run
 
 
-def _lstm(case: Case, hidden: int = 64) -> tuple[nn.LSTM, Tensor]:
+def _lstm(case: Case) -> tuple[nn.LSTM, Tensor]:
     x = torch.randn(32, LENGTH, FEATURES, device=case.device)
-    return nn.LSTM(FEATURES, hidden, batch_first=True).to(case.device), x
+    return nn.LSTM(FEATURES, 64, batch_first=True).to(case.device), x
 
 
 def _falls_back(case: Case) -> Ruling:
@@ -239,13 +239,10 @@ def _bandwidth(case: Case) -> Ruling:
 
 def _dataset_size(case: Case) -> Ruling:
     small, large = (
-        make_toy(case.device, hidden=16, loader=DataLoader(_windows(rows), 32, shuffle=True)) for rows in (4096, 512)
+        make_toy(case.device, hidden=16, loader=DataLoader(make_windows(rows), 32, shuffle=True))
+        for rows in (4096, 512)
     )
     return case.race(loop_of(small), loop_of(large), "steps a second with an eighth of the data")
-
-
-def _windows(rows: int) -> TensorDataset:
-    return TensorDataset(torch.randn(rows, LENGTH, FEATURES), torch.randn(rows, 1))
 
 
 def _out_of_range(case: Case) -> Ruling:
@@ -269,7 +266,7 @@ def _utilisation(case: Case) -> Ruling:
 
 
 def _workers(case: Case) -> Ruling:
-    windows = _windows(32 * 40)
+    windows = make_windows(32 * 40)
     loaders = DataLoader(windows, 32), DataLoader(windows, 32, num_workers=2, persistent_workers=True)
     steps = (make_toy(case.device, nn.Flatten(1), LENGTH * FEATURES, loader) for loader in loaders)
     a, b = (lambda step=step: [step.train(batch) for batch in step.batches()] for step in steps)

@@ -117,24 +117,23 @@ CURES = {  # verdict -> the fixes that could cure it, the best first
 }
 
 
-def predict(n: Numbers, *, host=None, device=None, loader=None, lost=None) -> float:
+def predict(n: Numbers, *, host=None, device=None, lost=None) -> float:
     """Predict the loop's time when some of its parts change.
 
     On a GPU host and device overlap and the loader runs on the host: W = max(H + L, D) + lost, where what is
     lost to waiting closes the sum. On a CPU nothing overlaps. Workers load beside the host.
     """
 
-    def combine(h: float, d: float, load: float) -> float:
+    def combine(h: float, d: float) -> float:
         if n.serial:
-            return h + d + (0.0 if n.workers else load)
-        return max(h, d, load) if n.workers else max(h + load, d)
+            return h + d + (0.0 if n.workers else n.loader)
+        return max(h, d, n.loader) if n.workers else max(h + n.loader, d)
 
     def other(new, old):
         return old if new is None else new
 
-    lost_now = max(0.0, n.loop - combine(n.host, n.device, n.loader))
-    parts = combine(other(host, n.host), other(device, n.device), other(loader, n.loader))
-    return parts + other(lost, lost_now)
+    lost_now = max(0.0, n.loop - combine(n.host, n.device))
+    return combine(other(host, n.host), other(device, n.device)) + other(lost, lost_now)
 
 
 def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:

@@ -13,16 +13,14 @@ from torch import Tensor
 from cpbkit.errors import check_name
 from cpbkit.experiment import PRESETS, Experiment
 from cpbkit.gpu_check.chips import CHIPS
-from cpbkit.gpu_check.diagnosis import Diagnosis, Policy, decide
+from cpbkit.gpu_check.diagnosis import Diagnosis, decide
 from cpbkit.gpu_check.environment import Report, check_environment
 from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.gpu_check.preflight import Prediction, preflight
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
-from cpbkit.models import zoo
-from cpbkit.stack import Stack
-from cpbkit.train import loss_per_model, precision
-from cpbkit.windows import Series, Windows, from_table
+from cpbkit.train import assemble, loss_per_model, precision
+from cpbkit.windows import Series, from_table
 
 THROTTLED = 0.2  # share of samples
 BARS = 3000  # of the made-up series a preset's step trains on
@@ -59,8 +57,6 @@ def diagnose(
     step: Step,
     seconds: float = 30.0,
     nvml=None,
-    environment: Report | None = None,
-    policy: Policy | None = None,
     steps_share: float = 1.0,
     tries: bool = True,
 ) -> Examination:
@@ -69,9 +65,7 @@ def diagnose(
     seconds: about how long. nvml: a module like pynvml or None. steps_share: share of the wall time of the cell or
     run that went into steps, where it is known. A step that cannot be measured is told as `failure`.
     """
-    environment = environment or check_environment(nvml)
-    policy = policy or Policy()
-    predicted = None
+    environment, predicted = check_environment(nvml), None
     try:
         if not step.place.startswith("cuda"):
             predicted = preflight(step, CHIPS["T4"])
@@ -88,7 +82,7 @@ def diagnose(
             ("THROTTLED_OR_SHARED", f"the clock was held down in {(held != '').mean():.0%} of samples: {reasons}"),
         )
     numbers = replace(measured.numbers, steps_share=steps_share)
-    diagnosis = decide(numbers, codes, policy)
+    diagnosis = decide(numbers, codes)
     gains = try_fixes(step, diagnosis, seconds / 2) if tries else ()
     return Examination(environment, step.name, measured, diagnosis, gains, predicted=predicted)
 
@@ -98,16 +92,8 @@ def preset_step(preset: str | Experiment, series: int = 1, device: str = "") -> 
     experiment = preset if isinstance(preset, Experiment) else PRESETS[check_name("preset", preset, PRESETS)]
     task, training = experiment.task, experiment.training
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = torch.float64 if training.precision == "float64" else torch.float32
-    windows = Windows([_walk(task, f"series {m}") for m in range(series)], task, place, dtype)
-    stack = Stack(
-        lambda count: zoo.build(count, task, experiment.model),
-        [s.name for s in windows.series],
-        training,
-        place,
-        dtype,
-    )
-    weights = torch.tensor(task.target_weights, device=place, dtype=dtype)
+    windows, stack = assemble(experiment, [_walk(task, f"series {m}") for m in range(series)], place)
+    weights = torch.tensor(task.target_weights, device=place, dtype=stack.weights.dtype)
     coins = torch.rand(task.horizon, generator=torch.Generator().manual_seed(0)) < training.teacher_forcing
     coins = coins.to(place)
 

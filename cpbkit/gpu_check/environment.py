@@ -8,7 +8,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,6 +166,14 @@ def count_cores() -> int:
     return cores
 
 
+def host_memory() -> int:
+    """Return the bytes of host memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:
     """Size what compilers left behind. Never a result, nor a download, nor what another program is using."""
     folders = [
@@ -178,7 +186,7 @@ def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, size in sizes.items() if size > 1e6)
 
 
-def observe(nvml=None, smoke: Callable[[str], str] = run_smoke_test, folder: str = ".") -> Facts:
+def observe(nvml=None) -> Facts:
     """Look at this machine. nvml: a module like pynvml, already initialised; None leaves its facts unseen."""
     import torch
 
@@ -190,7 +198,7 @@ def observe(nvml=None, smoke: Callable[[str], str] = run_smoke_test, folder: str
         seen["devices"] = tuple(
             Device(p.name, (p.major, p.minor), p.total_memory, p.multi_processor_count) for p in properties
         )
-        seen["smoke"] = smoke("cuda")
+        seen["smoke"] = run_smoke_test("cuda")
         seen["bf16_claimed"] = torch.cuda.is_bf16_supported()
         seen["sync_debug"] = torch.cuda.get_sync_debug_mode() != 0
     if nvml is None:
@@ -201,7 +209,6 @@ def observe(nvml=None, smoke: Callable[[str], str] = run_smoke_test, folder: str
     if not seen.get("driver") and version.exists():
         match = re.search(r"Kernel Module\D*([\d.]+)", version.read_text())
         seen["driver"] = match.group(1) if match else ""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Facts(
         torch=torch.__version__,
         cuda=torch.version.cuda,
@@ -216,8 +223,8 @@ def observe(nvml=None, smoke: Callable[[str], str] = run_smoke_test, folder: str
         system=platform.system(),
         python=platform.python_version(),
         cores=count_cores(),
-        memory=memory,
-        disk_free=shutil.disk_usage(folder).free,
+        memory=host_memory(),
+        disk_free=shutil.disk_usage(".").free,
         clearable=find_clearable(Path.home(), Path(tempfile.gettempdir())),
         unseen=tuple(unseen),
         **seen,

@@ -141,8 +141,8 @@ def _look_for_waits(measured: Measured, diagnosis: Diagnosis) -> str:
     return "SYNC_BOUND" if measured.numbers.serial and measured.numbers.waits else diagnosis.verdict
 
 
-def _small_layers(layers: int = 40) -> nn.Module:
-    deep = (part for _ in range(layers) for part in (nn.Linear(FEATURES, FEATURES), nn.ReLU()))
+def _small_layers() -> nn.Module:
+    deep = (part for _ in range(40) for part in (nn.Linear(FEATURES, FEATURES), nn.ReLU()))
     return nn.Sequential(nn.Flatten(1), nn.Linear(LENGTH * FEATURES, FEATURES), *deep)
 
 
@@ -151,8 +151,9 @@ def _healthy(device: str) -> Step:
     return make_toy(device, nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width)), width)
 
 
-def _in_memory() -> TensorDataset:
-    return TensorDataset(torch.randn(16 * BATCH, LENGTH, FEATURES), torch.randn(16 * BATCH, 1))
+def make_windows(rows: int) -> TensorDataset:
+    """Draw windows that lie in memory, with a target each."""
+    return TensorDataset(torch.randn(rows, LENGTH, FEATURES), torch.randn(rows, 1))
 
 
 def _wide_windows() -> list[tuple[Tensor, Tensor]]:
@@ -164,7 +165,8 @@ FAULTS = (
     Fault("windows cut from a data frame", "DATA_STARVED", lambda d: make_toy(
         d, nn.Flatten(1), LENGTH * FEATURES, DataLoader(PandasWindows(), BATCH, shuffle=True, pin_memory=d != "cpu"))),
     Fault("two workers for windows in memory", "DATA_STARVED", lambda d: make_toy(
-        d, nn.Flatten(1), LENGTH * FEATURES, DataLoader(_in_memory(), BATCH, num_workers=2, pin_memory=d != "cpu"))),
+        d, nn.Flatten(1), LENGTH * FEATURES,
+        DataLoader(make_windows(16 * BATCH), BATCH, num_workers=2, pin_memory=d != "cpu"))),
     Fault("LSTM cell written out", "HOST_BOUND", lambda d: make_toy(d, WrittenLSTM(FEATURES, 16), 16)),
     Fault("forty tiny layers", "HOST_BOUND", lambda d: make_toy(d, _small_layers(), FEATURES)),
     Fault("optimiser tensor by tensor", "HOST_BOUND", lambda d: make_toy(

@@ -28,6 +28,7 @@ COLUMNS = (
 THROTTLES = {0x4: "power cap", 0x8: "hardware", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 LIMIT = 20_000  # samples held; then every second one is dropped and the period doubles
 NAN = float("nan")
+LEAK = 64 * 1024  # bytes a step
 
 
 def load_nvml():
@@ -203,7 +204,7 @@ class Monitor:
         return at, f"cuda:{index}", allocated, reserved, used, host, utilisation, power, clock, throttle, ""
 
 
-def device_memory(index: int = 0) -> tuple[float, float]:
+def device_memory(index: int) -> tuple[float, float]:
     """Return (allocated, reserved) bytes of torch on a CUDA device; NaN while torch has not started CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or index >= torch.cuda.device_count():
@@ -211,20 +212,20 @@ def device_memory(index: int = 0) -> tuple[float, float]:
     return float(torch.cuda.memory_allocated(index)), float(torch.cuda.memory_reserved(index))
 
 
-def gpu_status(label: str, index: int = 0) -> str:
-    """Return one line of torch's memory on the device, in GB of 1e9 bytes."""
-    allocated, reserved = device_memory(index)
+def gpu_status(label: str) -> str:
+    """Return one line of torch's memory on the first device, in GB of 1e9 bytes."""
+    allocated, reserved = device_memory(0)
     if allocated != allocated:
         return f"GPU Status [{label}] no CUDA in use; host memory {host_use()[0] / 1e9:.2f}GB"
-    peak = sys.modules["torch"].cuda.max_memory_allocated(index)
+    peak = sys.modules["torch"].cuda.max_memory_allocated(0)
     parts = (("Allocated", allocated), ("Reserved", reserved), ("Peak", peak))
     return f"GPU Status [{label}] " + " | ".join(f"{name}: {size / 1e9:.2f}GB" for name, size in parts)
 
 
-def growth(values, least: float = 64 * 1024) -> tuple[float, bool]:
+def growth(values) -> tuple[float, bool]:
     """Return the Theil-Sen slope of memory over steps (bytes a step), and whether it is a leak.
 
-    A leak grows by at least `least` bytes a step, and later is more in nine of ten pairs: a plateau after
+    A leak grows by at least LEAK bytes a step, and later is more in nine of ten pairs: a plateau after
     warm-up, a saw-tooth or one big allocation is none.
     """
     values = np.asarray(values, float)
@@ -236,4 +237,4 @@ def growth(values, least: float = 64 * 1024) -> tuple[float, bool]:
     run = (steps[None, :] - steps[:, None]).astype(float)
     later = run > 0
     slope = float(np.median(rise[later] / run[later]))
-    return slope, slope >= least and float((rise[later] > 0).mean()) >= 0.9
+    return slope, slope >= LEAK and float((rise[later] > 0).mean()) >= 0.9

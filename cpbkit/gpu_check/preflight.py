@@ -39,7 +39,7 @@ class Prediction:
         ]
 
 
-def preflight(step: Step, chip: Chip, call: float = CALL) -> Prediction:
+def preflight(step: Step, chip: Chip) -> Prediction:
     """Predict H, D and the verdict on a chip; the step runs twice, on the CPU or on meta tensors, and is put back.
 
     The loader is not predicted: its time does not depend on the chip.
@@ -57,7 +57,7 @@ def preflight(step: Step, chip: Chip, call: float = CALL) -> Prediction:
     )
     on_host = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and not t.is_cuda]
     copy = sum(t.nbytes for t in on_host) / chip.link
-    host, device = census.kernels * call * 1e-3, (device + copy) * 1e3
+    host, device = census.kernels * CALL * 1e-3, (device + copy) * 1e3
     cached = host + device if census.waits else max(host, device)
     path = predict_path(census.recurrences[-1], chip.capability, chip.multiprocessors) if census.recurrences else None
     numbers = Numbers(

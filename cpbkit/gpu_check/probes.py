@@ -20,6 +20,7 @@ from cpbkit.gpu_check.trace import read_trace
 QUEUE = 700  # launches that surely fit into the driver's queue, which holds about 1000
 LONGEST_PLUG = 0.2  # s
 TRACED = 6  # steps under the profiler
+CALLS = 200  # a block of one small call
 LEAD = 3  # calls before a timed block on a device
 CYCLES = 10_000_000  # of the plug by which its rate is found
 
@@ -215,15 +216,15 @@ def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
     return found
 
 
-def measure_call(clock, call: Callable[[], object], times: int = 200) -> float:
+def measure_call(clock, call: Callable[[], object]) -> float:
     """Return the host's µs a call, the least of eight blocks: short enough never to fill the queue."""
 
     def run() -> float:
         clock.synchronize()
         begun = clock.now()
-        for _ in range(times):
+        for _ in range(CALLS):
             call()
-        return (clock.now() - begun) / times
+        return (clock.now() - begun) / CALLS
 
     return min(run() for _ in range(8)) * 1e6
 
@@ -246,9 +247,8 @@ def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
     if clock.serial:
         return row | {"predicted": f"{predict_path(r).name} on a T4", "ran": "", "kernels": NAN}
     properties = torch.cuda.get_device_properties(device)
-    path = predict_path(
-        r, (properties.major, properties.minor), properties.multi_processor_count, torch.backends.cudnn.version()
-    )
+    chip = (properties.major, properties.minor), properties.multi_processor_count
+    path = predict_path(r, *chip, torch.backends.cudnn.version(), torch.backends.cudnn.enabled)
     try:
         trace = read_trace(clock.trace(step))
     except (ValueError, RuntimeError) as error:

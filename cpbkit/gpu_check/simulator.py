@@ -20,6 +20,7 @@ from cpbkit.gpu_check.step import Step, measure
 LATENCY, GAP, WAIT = 6.0, 1.2, 12.0
 CLEAR, CLEAN = 1.25, 1.05  # a fault costs at least the one; where there is none, a ratio is below the other
 NEVER = float("-inf")
+STEPS = 40  # after which a loop is steady, and over which it is then timed
 FIX = {"DATA_STARVED": "data on the device", "SYNC_BOUND": "no waits", "HOST_BOUND": "CUDA graph",
        "COPY_BOUND": "no copies"}  # fmt: skip
 
@@ -153,16 +154,16 @@ class Machine:
         return events
 
 
-def run_loop(workload: Workload, loads: bool = True, steps: int = 40) -> float:
+def run_loop(workload: Workload, loads: bool = True) -> float:
     """Return the exact time of a step in the steady loop, µs."""
     machine = Machine(workload)
     batches = machine.batches() if loads else None
     half = 0.0
-    for i in range(2 * steps):
+    for i in range(2 * STEPS):
         machine.train(next(batches) if batches else torch.zeros(1))
-        if i == steps - 1:
+        if i == STEPS - 1:
             half = max(machine.host, machine.device)
-    return (max(machine.host, machine.device) - half) / steps
+    return (max(machine.host, machine.device) - half) / STEPS
 
 
 def cure(w: Workload, verdict: str) -> Workload:
@@ -248,10 +249,6 @@ class Score:
     wrong: int = 0
     errors: list[float] = field(default_factory=list)  # predicted over true gain, minus 1
     verdicts: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))  # scenario -> verdicts
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / (self.right + self.undecided + self.wrong)
 
     def to_dict(self) -> dict:
         """JSON-safe: shares, and the 5 %, 50 % and 95 % points of the error of the predicted gain."""
