@@ -146,8 +146,6 @@ def test_weeks_start_on_monday_and_three_days_where_the_venue_says():
         validate(bars("2025-03-01", 4, "7D"), "BTCUSDT_1w")
     for first in ("2025-03-01", "2025-03-02", "2025-03-03"):
         assert validate(bars(first, 4, "3D"), "BTCUSDT_3d").passport.off_grid == 0
-    own = validate(bars("2025-03-03 09:30", 3), "SPY_1h", phase=1800 * 10**9)
-    assert own.passport.got == 3
 
 
 def test_zones_are_turned_into_utc():

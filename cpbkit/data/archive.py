@@ -14,23 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from cpbkit.data.klines import INTERVAL_SECONDS, check_bars, grid_phase, stamp
+from cpbkit.data.klines import EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND, check_bars, find_last, grid_phase, stamp
 from cpbkit.errors import DataError, SourceError
 
-SECOND = 1_000_000_000  # ns
 DAY = 86400 * SECOND
 MONTHLY_ONLY = ("3d", "1w")  # intervals without daily files
-COLUMNS = ("open", "high", "low", "close", "volume", "quote_volume", "trades", "taker_buy_volume")
-_FIELDS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    8,
-    9,
-)  # where COLUMNS stand among the 12 fields of a row; field 0 is the open time
+COLUMNS = (*OHLCV, *EXTRAS)
+_FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)  # where COLUMNS stand among the 12 fields of a row; field 0 is the open time
 _NAMES = [f"f{i}" for i in range(12)]
 _TYPES = {"f0": pa.int64(), **{f"f{i}": pa.float64() for i in _FIELDS}}
 _CSV = pa.csv.ConvertOptions(column_types=_TYPES, include_columns=list(_TYPES))
@@ -226,7 +216,7 @@ def _piece(starts, values, inside, interval, coins, now, record: dict, sha) -> P
     order = np.argsort(starts, kind="stable")
     order = order[(on_grid & closed)[order]]
     starts_kept = starts[order]
-    last = np.append(starts_kept[1:] != starts_kept[:-1], True) if len(order) else np.empty(0, bool)
+    last = find_last(starts_kept)
     starts_kept, kept = starts_kept[last], values[order[last]]
     check_bars(starts_kept, kept, record["name"])
     if coins != 1:

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.data import archive
-from cpbkit.data.archive import DAY, SECOND, ArchiveFile, BadFile, Piece
+from cpbkit.data.archive import DAY, ArchiveFile, BadFile, Piece
 from cpbkit.data.download import Client, Patience, Unavailable
-from cpbkit.data.klines import EXTRAS, INTERVAL_SECONDS, Klines, SourceFile, stamp, validate
+from cpbkit.data.klines import EXTRAS, INTERVAL_SECONDS, SECOND, Klines, SourceFile, stamp, validate
 from cpbkit.data.order import (
     WILD,
     Order,

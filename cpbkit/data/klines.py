@@ -1,7 +1,7 @@
 """The kline table, the checks at its door, and the Passport that tells how complete and how sound it is."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ INTERVAL_SECONDS: dict[str, int] = {
 OHLCV = ("open", "high", "low", "close", "volume")
 EXTRAS = ("quote_volume", "trades", "taker_buy_volume")  # kept where the source has them
 JUMP_LIMIT = 0.5  # |log return| of a bar beyond which it is listed as a jump (+65 %, -39 %)
-_SECOND = 1_000_000_000  # ns
+SECOND = 1_000_000_000  # ns
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,21 @@ def grid_phase(interval: str, starts: np.ndarray) -> int:
     Weeks start on a Monday. The phase of three days is the venue's choice: the most common one of `starts`.
     """
     if interval == "1w":
-        return 4 * _DAY * _SECOND
+        return 4 * _DAY * SECOND
     if interval == "3d" and len(starts):
-        phases, counts = np.unique(starts % (3 * _DAY * _SECOND), return_counts=True)
+        phases, counts = np.unique(starts % (3 * _DAY * SECOND), return_counts=True)
         return int(phases[counts.argmax()])
     return 0
+
+
+def first_bar(instant: int, step: int, phase: int) -> int:
+    """Return the start of the first bar at or after an instant; step, phase: of the grid, in the instant's unit."""
+    return -((phase - instant) // step) * step + phase
+
+
+def find_last(starts: np.ndarray) -> np.ndarray:
+    """Return which of sorted starts (N,) are the last of their kind: (N,) bool."""
+    return np.append(starts[1:] != starts[:-1], True)[: len(starts)]
 
 
 def validate(
@@ -170,7 +180,6 @@ def validate(
     start: Any = None,
     end: Any = None,
     now: Any = None,
-    phase: int | None = None,
     duplicates: int = 0,
     off_grid: int = 0,
     unfinished: int = 0,
@@ -184,28 +193,27 @@ def validate(
     wins.
     start, end: first and last instant asked for, both inclusive (default: the first and the last bar).
     now: bars that close after it are unfinished (default: all are closed).
-    phase: ns after a multiple of the interval where bars start, if not the usual 0 (see `grid_phase`).
     duplicates, off_grid, unfinished, disagreements, notes: what the source already dropped or found.
     Raises DataError with the first bad bar.
     """
     _, interval = split_name(series)
-    step = INTERVAL_SECONDS[interval] * _SECOND
+    step = INTERVAL_SECONDS[interval] * SECOND
     starts, values, columns = _columns(frame, series)
 
     order = np.argsort(starts, kind="stable")
     starts, values = starts[order], values[order]
-    phase = grid_phase(interval, starts) if phase is None else phase
+    phase = grid_phase(interval, starts)
     on_grid = starts % step == phase
     closed = np.ones(len(starts), bool) if now is None else starts + step <= _ns(now)
     keep = on_grid & closed
     off_grid += int((~on_grid).sum())
     unfinished += int((on_grid & ~closed).sum())
     starts, values = starts[keep], values[keep]
-    last = np.append(starts[1:] != starts[:-1], True) if len(starts) else np.empty(0, bool)
+    last = find_last(starts)
     duplicates += int((~last).sum())
     starts, values = starts[last], values[last]
 
-    low = _first_bar(_ns(start), step, phase) if start is not None else None
+    low = first_bar(_ns(start), step, phase) if start is not None else None
     high = _ns(end) if end is not None else None
     if now is not None and high is not None:
         high = min(high, _ns(now) - step)
@@ -254,41 +262,29 @@ def validate(
 
 def passport_table(passports: Iterable[Passport]) -> pd.DataFrame:
     """Show Passports as a table, one row a series."""
-    rows = [
-        {
-            "series": p.series,
-            "source": f"synthetic: {p.source}" if p.synthetic else f"{p.source} {p.market}".strip(),
-            "files": len(p.files),
-            "first": p.first,
-            "last": p.last,
-            "expected": p.expected,
-            "got": p.got,
-            "gaps": len(p.gaps),
-            "missing": p.missing,
-            "unexplained": p.unexplained,
-            "zero_volume": p.zero_volume,
-            "flat": p.flat,
-            "dropped": p.duplicates + p.unfinished + p.off_grid,
-            "jumps": len(p.jumps),
-            "disagreements": sum(d.bars for d in p.disagreements),
-            "notes": " ".join(p.notes),
-        }
-        for p in passports
-    ]
-    names = [
-        "series",
-        "source",
-        "files",
-        "first",
-        "last",
-        "expected",
-        "got",
-        "gaps",
-        "missing",
-        "unexplained",
-    ]
-    names += ["zero_volume", "flat", "dropped", "jumps", "disagreements", "notes"]
-    return pd.DataFrame(rows, columns=names).set_index("series")
+    passports = list(passports)
+    table = {name: [value(p) for p in passports] for name, value in _SHOWN.items()}
+    return pd.DataFrame(table).set_index("series")
+
+
+_SHOWN: dict[str, Callable[[Passport], Any]] = {
+    "series": lambda p: p.series,
+    "source": lambda p: f"synthetic: {p.source}" if p.synthetic else f"{p.source} {p.market}".strip(),
+    "files": lambda p: len(p.files),
+    "first": lambda p: p.first,
+    "last": lambda p: p.last,
+    "expected": lambda p: p.expected,
+    "got": lambda p: p.got,
+    "gaps": lambda p: len(p.gaps),
+    "missing": lambda p: p.missing,
+    "unexplained": lambda p: p.unexplained,
+    "zero_volume": lambda p: p.zero_volume,
+    "flat": lambda p: p.flat,
+    "dropped": lambda p: p.duplicates + p.unfinished + p.off_grid,
+    "jumps": lambda p: len(p.jumps),
+    "disagreements": lambda p: sum(d.bars for d in p.disagreements),
+    "notes": lambda p: " ".join(p.notes),
+}
 
 
 def check_bars(starts: np.ndarray, values: np.ndarray, name: str) -> None:
@@ -322,10 +318,6 @@ def _ns(instant: Any) -> int:
     time = pd.Timestamp(instant)
     time = time.tz_localize("UTC") if time.tzinfo is None else time.tz_convert("UTC")
     return int(time.as_unit("ns").value)
-
-
-def _first_bar(ns: int, step: int, phase: int) -> int:
-    return -((phase - ns) // step) * step + phase
 
 
 def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, list[str]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from cpbkit.data.archive import DAY, SECOND, ArchiveFile, day_ns
-from cpbkit.data.klines import INTERVAL_SECONDS, grid_phase, series_name, stamp
+from cpbkit.data.archive import DAY, ArchiveFile, day_ns
+from cpbkit.data.klines import INTERVAL_SECONDS, SECOND, first_bar, grid_phase, series_name, stamp
 from cpbkit.data.store import RANK, Holding
 from cpbkit.data.venue import CONTRACTS, HALTS, LISTINGS, PREDECESSORS, Contract
 from cpbkit.errors import DataError, UnknownName
@@ -95,7 +95,7 @@ def usable(order: Order) -> Order:
 def missing_bars(order: Order, held: Holding) -> np.ndarray:
     """Return the starts (ns) of closed bars that a holding lacks and no halt of the venue explains."""
     step, phase = order.step, grid_phase(order.interval, held.starts)
-    low = -((phase - order.first) // step) * step + phase
+    low = first_bar(order.first, step, phase)
     grid = np.arange(low, min(order.end, order.now - step + 1), step, dtype=np.int64)
     at = np.searchsorted(held.starts, grid)
     absent = grid[np.append(held.starts, -1)[at] != grid]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from cpbkit import __version__, atomic
 from cpbkit.data.archive import COLUMNS, Piece, Record
-from cpbkit.data.klines import Disagreement, stamp
+from cpbkit.data.klines import Disagreement, find_last, stamp
 from cpbkit.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -277,7 +277,7 @@ def _best(one: Bars, other: Bars) -> Bars:
     starts, values, ranks = (np.concatenate(pair) for pair in zip(one, other, strict=True))
     order = np.lexsort((ranks, starts))
     starts, values, ranks = starts[order], values[order], ranks[order]
-    last = np.append(starts[1:] != starts[:-1], True)[: len(starts)]
+    last = find_last(starts)
     return starts[last], values[last], ranks[last]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.signal import lfilter
 
-from cpbkit.data.klines import INTERVAL_SECONDS, Klines, grid_phase, series_name, validate
+from cpbkit.data.klines import INTERVAL_SECONDS, SECOND, Klines, first_bar, grid_phase, series_name, validate
 from cpbkit.errors import DataError, check_name
 from cpbkit.experiment import SYMBOLS
 
@@ -68,8 +68,8 @@ def make_market(
     market = {}
     for interval in intervals:
         step = INTERVAL_SECONDS[check_name("interval", interval, INTERVAL_SECONDS)]
-        phase = grid_phase(interval, np.empty(0)) // 1_000_000_000
-        low, high = (-((phase - int(t.timestamp())) // step) * step + phase for t in (first, after))
+        phase = grid_phase(interval, np.empty(0)) // SECOND
+        low, high = (first_bar(int(t.timestamp()), step, phase) for t in (first, after))
         seconds = np.arange(low, high, step)
         if not len(seconds):
             raise DataError(f"no {interval} bar starts within {start} .. {end}; ask for more days")
@@ -185,7 +185,7 @@ def _series(symbol: str, name: str, seconds: np.ndarray, step: int, shared: tupl
             "close": np.exp(close),
             "volume": np.where(idle, 0.0, turnover / np.exp(close)),
         },
-        index=pd.DatetimeIndex(seconds * 1_000_000_000, tz="UTC", name="open_time"),
+        index=pd.DatetimeIndex(seconds * SECOND, tz="UTC", name="open_time"),
     )
     note = f"Synthetic: drawn from seed {seed}, with halts and idle bars; no market made these bars."
     start, end = frame.index[[0, -1]]
