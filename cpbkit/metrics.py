@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 BOOTSTRAP_RESAMPLES = 1000
+LEVEL = 0.95  # of every interval
 
 
 def rmse(truth, forecast, axis=None):
@@ -14,10 +15,10 @@ def rmse(truth, forecast, axis=None):
     return np.sqrt(np.mean((truth - forecast) ** 2, axis=axis))
 
 
-def mae(truth, forecast, axis=None):
-    """Return the mean absolute error over `axis`, in the unit of the inputs."""
+def mae(truth, forecast):
+    """Return the mean absolute error, in the unit of the inputs."""
     truth, forecast = _same_shape(truth, forecast)
-    return np.mean(np.abs(truth - forecast), axis=axis)
+    return np.mean(np.abs(truth - forecast))
 
 
 def mase(truth, forecast, scale) -> float:
@@ -54,11 +55,11 @@ def skill(error, floor_error):
     return 1 - error / floor_error
 
 
-def wilson(hits: float, trials: float, level: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval of a binomial share (Wilson 1927); `trials` may be fractional."""
+def wilson(hits: float, trials: float) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a binomial share (Wilson 1927); `trials` may be fractional."""
     if trials <= 0:
         raise ValueError(f"a share needs at least one trial; got {trials!r}")
-    z = stats.norm.ppf(0.5 + level / 2)
+    z = stats.norm.ppf(0.5 + LEVEL / 2)
     share = hits / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
@@ -98,12 +99,6 @@ def interval_score(truth, lower, upper, alpha: float):
     return (upper - lower) + 2 / alpha * missed
 
 
-def coverage(truth, lower, upper, axis=None):
-    """Return the share of the truth inside [lower, upper]."""
-    truth = np.asarray(truth, float)
-    return np.mean((truth >= lower) & (truth <= upper), axis=axis)
-
-
 def crps_quantiles(truth, forecasts, quantiles):
     """Return the CRPS of quantile forecasts (..., Q) against the truth (...): twice the mean pinball loss.
 
@@ -139,8 +134,8 @@ def diebold_mariano(loss, other_loss, horizon: int) -> tuple[float, float]:
     return statistic, float(2 * stats.t.sf(abs(statistic), count - 1))
 
 
-def block_bootstrap(loss, floor_loss, block: int, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Return the interval of the skill 1 - sqrt(mean loss / mean floor loss) by a moving-block bootstrap.
+def block_bootstrap(loss, floor_loss, block: int) -> tuple[float, float]:
+    """Return the 95 % interval of the skill 1 - sqrt(mean loss / mean floor loss) by a moving-block bootstrap.
 
     loss, floor_loss (N,): squared errors at successive origins, `block` of which stay together (Künsch 1989).
     """
@@ -152,9 +147,9 @@ def block_bootstrap(loss, floor_loss, block: int, level: float = 0.95, seed: int
     running = np.concatenate([np.zeros((2, 1)), np.cumsum([loss, floor_loss], axis=1)], axis=1)
     sums = running[:, block:] - running[:, :-block]  # (2, N - block + 1)
     blocks = -(-count // block)
-    starts = np.random.default_rng(seed).integers(0, count - block + 1, (BOOTSTRAP_RESAMPLES, blocks))
+    starts = np.random.default_rng(0).integers(0, count - block + 1, (BOOTSTRAP_RESAMPLES, blocks))
     mine, floor = sums[:, starts].sum(axis=2)
-    low, high = np.quantile(1 - np.sqrt(mine / floor), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(1 - np.sqrt(mine / floor), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

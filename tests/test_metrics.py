@@ -71,7 +71,6 @@ def test_scores_equal_published_golden_values():
     assert metrics.pinball(0.3, -0.5, 0.1) == pytest.approx(0.08)
     assert metrics.interval_score(0.3, -1, 1, 0.1) == pytest.approx(2.0)
     assert metrics.interval_score(1.3, -1, 1, 0.1) == pytest.approx(2.0 + 20 * 0.3)
-    assert metrics.coverage([0, 1, 2, 3], [0, 0, 0, 0], [1, 1, 1, 3]) == 0.75
 
 
 def test_crps_tends_to_the_closed_form_of_a_normal():

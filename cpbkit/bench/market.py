@@ -8,7 +8,8 @@ from cpbkit.data.synthetic import make_market, make_network_trace
 from cpbkit.experiment import NETWORK, SYMBOLS, Task
 from cpbkit.windows import Series, from_klines, from_table
 
-BARS = 5000  # of 15 minutes, as many as the loop in circulation takes
+INTERVAL = "15m"
+BARS = 5000  # as many as the loop in circulation takes
 START = dt.date(2025, 1, 1)
 
 
@@ -17,11 +18,11 @@ def symbols(count: int) -> tuple[str, ...]:
     return (SYMBOLS + tuple(f"COIN{i:03d}USDT" for i in range(len(SYMBOLS), count)))[:count]
 
 
-def make_bars(count: int, bars: int = 0, interval: str = "15m") -> dict[str, Klines]:
+def make_bars(count: int, bars: int = 0) -> dict[str, Klines]:
     """Draw so many series of the seeded market, whole days, at least so many bars each; 0 takes BARS."""
-    days = math.ceil((bars or BARS) * INTERVAL_SECONDS[interval] / 86_400)
+    days = math.ceil((bars or BARS) * INTERVAL_SECONDS[INTERVAL] / 86_400)
     end = START + dt.timedelta(days=days - 1)
-    return make_market(symbols(count), [interval], START.isoformat(), end.isoformat())
+    return make_market(symbols(count), [INTERVAL], START.isoformat(), end.isoformat())
 
 
 def make_series(task: Task, count: int, bars: int = 0) -> tuple[Series, ...]:

@@ -244,15 +244,13 @@ def points(curve: np.ndarray, low: float, high: float) -> np.ndarray:
 def sweep_figure(
     results: Sequence[Mapping],
     monitor: pd.DataFrame | None = None,
-    *,
     series: Sequence[str] = (),
-    title: str = "",
 ) -> Picture:
     """Draw a sweep from its ledger; `series` also names those without a result yet."""
     names = list(dict.fromkeys([*series, *(result["series"] for result in results)]))
     longest = max((len(relative(result, "validation")) for result in results), default=1)
     preset = next((result["preset"] for result in results if "preset" in result), "sweep")
-    picture = SweepFigure(names, title or f"{preset}  ·  {len(names)} series", longest, is_synthetic(results))
+    picture = SweepFigure(names, f"{preset}  ·  {len(names)} series", longest, is_synthetic(results))
     picture.show(results, monitor=monitor)
     return picture.figure
 

@@ -20,7 +20,6 @@ from cpbkit.plots.style import (
     Picture,
     amount,
     look,
-    stamped,
 )
 
 GB = 1e9  # bytes, as sellers of memory count
@@ -128,6 +127,6 @@ class Machine:
 def memory_figure(monitor: pd.DataFrame, title: str = "Memory and load", synthetic: bool = False) -> Picture:
     """Draw a run's timeline: device memory where there is a GPU, else host memory, and how busy it was."""
     figure = Picture(WIDTH, 250)
-    figure.write(24, 34, stamped(title, synthetic), size=14, weight="bold")
+    figure.head(title, synthetic=synthetic)
     Machine(figure, top=78, height=136).show(monitor)
     return figure
