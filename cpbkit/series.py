@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cpbkit.errors import CpbkitError, check_name
-from cpbkit.experiment import PRESETS, Experiment, Model, vary
+from cpbkit.experiment import LTSF, PRESETS, Experiment, Model, vary
 from cpbkit.models import zoo
 from cpbkit.stack import Stack
 from cpbkit.train import Fit, fit, precision
@@ -68,6 +68,8 @@ def plan_series(
     """
     check_name("model", model, CHOICES)
     base = Experiment(preset=model, model=Model(name=model)) if model == PERSISTENCE else PRESETS[model]
+    if model in ("nlinear", "dlinear"):
+        base = dataclasses.replace(base, training=LTSF)  # a table need not wander
     columns = tuple(columns)
     task = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns), "target_scale": scale}
     return vary(base, context=context, horizon=horizon, purge=0, input_clip=math.inf, **task, **settings)
