@@ -489,17 +489,9 @@ _PLAIN: dict[str, Indicator] = {
     "roc": Indicator(roc, C, "Rate of change, 12 bars", "percent"),
     "bb_upper": Indicator(partial(band, side=1), C, "SMA 20 + 2 population deviations (Bollinger 2001)", PRICE),
     "bb_lower": Indicator(partial(band, side=-1), C, "SMA 20 - 2 population deviations (Bollinger 2001)", PRICE),
-    "bb_width": Indicator(
-        bb_width,
-        C,
-        "BandWidth: bb_upper - bb_lower over their middle (Bollinger 2001)",
-        SHARE,
-    ),
+    "bb_width": Indicator(bb_width, C, "BandWidth: bb_upper - bb_lower over their middle (Bollinger 2001)", SHARE),
     "bb_position": Indicator(
-        bb_position,
-        C,
-        "%b: 0 at bb_lower, 1 at bb_upper (Bollinger 2001); no deviation: 0.5",
-        "share of band",
+        bb_position, C, "%b: 0 at bb_lower, 1 at bb_upper (Bollinger 2001); no deviation: 0.5", "share of band"
     ),
     "atr": Indicator(partial(atr, n=14), HLC, "Average true range, 14 bars (Wilder 1978)", DIFFERENCE),
     "adx": Indicator(adx, HLC, "Average directional index, 14 bars (Wilder 1978); no movement: 0", PERCENT),
@@ -523,10 +515,7 @@ _PLAIN: dict[str, Indicator] = {
         PRICE,
     ),
     "vwap_session": Indicator(
-        vwap_session,
-        HLC + V,
-        "The same since 00:00 UTC of the bar's day; nothing traded: the bar's own",
-        PRICE,
+        vwap_session, HLC + V, "The same since 00:00 UTC of the bar's day; nothing traded: the bar's own", PRICE
     ),
     "donchian_upper": Indicator(
         partial(highest, n=20), ("high",), "Highest of 20 bars, with this (Donchian 1960)", PRICE
@@ -542,16 +531,10 @@ _PLAIN: dict[str, Indicator] = {
         volatility, C, "Close-to-close volatility: sample deviation of 20 log returns", "log return a bar"
     ),
     "volatility_parkinson": Indicator(
-        parkinson,
-        ("high", "low"),
-        "Volatility from the ranges of 20 bars (Parkinson 1980)",
-        "log return a bar",
+        parkinson, ("high", "low"), "Volatility from the ranges of 20 bars (Parkinson 1980)", "log return a bar"
     ),
     "volatility_garman_klass": Indicator(
-        garman_klass,
-        OHLC,
-        "Volatility from ranges and bodies, 20 bars (Garman and Klass 1980)",
-        "log return a bar",
+        garman_klass, OHLC, "Volatility from ranges and bodies, 20 bars (Garman and Klass 1980)", "log return a bar"
     ),
     "volatility_rogers_satchell": Indicator(
         rogers_satchell, OHLC, "Drift-free volatility, 20 bars (Rogers and Satchell 1991)", "log return a bar"
@@ -561,10 +544,7 @@ _PLAIN: dict[str, Indicator] = {
     ),
     "volume_norm": Indicator(volume_norm, V, "Volume over its mean of 20 bars; nothing traded: 0", "ratio"),
     "volume_zscore": Indicator(
-        volume_zscore,
-        V,
-        "Volume less its mean of 20 bars, over their population deviation; constant: 0",
-        "ratio",
+        volume_zscore, V, "Volume less its mean of 20 bars, over their population deviation; constant: 0", "ratio"
     ),
     "hour_sin": Indicator(partial(turn, wave=np.sin, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
     "hour_cos": Indicator(partial(turn, wave=np.cos, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),

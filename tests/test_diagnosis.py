@@ -122,7 +122,7 @@ def test_growth_and_later_codes_are_said_beside_the_verdict():
 
 
 def test_a_diagnosis_goes_to_json():
-    again = json.loads(json.dumps(decide(CELL).to_dict()))
+    again = json.loads(json.dumps(dataclasses.asdict(decide(CELL))))
     assert again["verdict"] == "HOST_BOUND" and again["policy"]["least_gain"] == 1.10
 
 

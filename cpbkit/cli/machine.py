@@ -8,12 +8,7 @@ from cpbkit.experiment import PRESETS
 
 @click.command(
     cls=Command,
-    examples=(
-        "cpbkit doctor",
-        "cpbkit doctor --preset gru",
-        "cpbkit doctor --claims --json",
-        "cpbkit doctor --inject",
-    ),
+    examples=("cpbkit doctor", "cpbkit doctor --preset gru", "cpbkit doctor --claims --json", "cpbkit doctor --inject"),
 )
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Measure a training step of this preset too.")
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="To measure the step in.")

@@ -173,15 +173,7 @@ def _unzip(blob: bytes, name: str) -> bytes:
     except BadFile:
         raise
     # What garbage makes zipfile raise, besides its own error, depends on where the garbage is.
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-        EOFError,
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise BadFile(f"{name} is not a zip that can be read ({error})") from None
     if len(text) > CSV_LIMIT:
         raise BadFile(f"{name} unpacks to more than {CSV_LIMIT:,} bytes, which no file of bars does")

@@ -287,9 +287,7 @@ class _Fetch:
     def _page(self, order: Order, **params: int) -> tuple[bytes, int]:
         url = self.hosts.rest(order.market, "klines")
         answer = self.client.get(
-            url,
-            {"symbol": order.contract.name, "interval": order.interval, **params},
-            limit=archive.REST_LIMIT,
+            url, {"symbol": order.contract.name, "interval": order.interval, **params}, limit=archive.REST_LIMIT
         )
         if answer.weight > 0.8 * _REST[order.market][2]:
             self.client.pause(url, 60 - time.time() % 60)  # the allowance is counted by the minute
@@ -403,10 +401,7 @@ def _sentence(lost: dict[str, Exception], asked: int) -> str:
 
 
 def _run(
-    plans: dict[str, Steps],
-    client: Client,
-    threads: int,
-    progress: Callable[[int, int, int, str], None] | None,
+    plans: dict[str, Steps], client: Client, threads: int, progress: Callable[[int, int, int, str], None] | None
 ) -> tuple[dict[str, Any], dict[str, Exception]]:
     """Drive all plans at once with one pool of threads; return what they returned, and what they raised."""
     done: dict[str, Any] = {}

@@ -97,10 +97,6 @@ class Client:
         """Make every thread give up at its next byte, wait or try."""
         self._stopped.set()
 
-    def gone(self, url: str) -> Unavailable | None:
-        """Return why the host of a URL is left alone, if it is."""
-        return self._host(url).gone
-
     def get(self, url: str, params: dict | None = None, *, limit: int) -> Answer:
         """Get a body of at most `limit` bytes.
 

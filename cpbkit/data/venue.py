@@ -77,7 +77,7 @@ LISTINGS: dict[str, str] = {
 
 # A symbol whose earlier bars belong to another asset: its last bar, and what it was.
 PREDECESSORS: dict[str, tuple[str, str]] = {
-    "LUNAUSDT": ("2022-05-13 00:00", "the old Terra chain, which trades as LUNC today"),
+    "LUNAUSDT": ("2022-05-13 00:00", "the old Terra chain, which trades as LUNC today")
 }
 
 

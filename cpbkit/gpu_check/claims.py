@@ -66,14 +66,17 @@ def rule(gain: Gain, what: str, least: float = 1.0) -> Ruling:
 
 
 def decide_fact(is_true: bool, text: str, **numbers: float) -> Ruling:
+    """Rule on a claim that is right or wrong."""
     return Ruling("TRUE" if is_true else "FALSE", numbers, text)
 
 
 def not_here(reason: str) -> Ruling:
+    """Say why a claim cannot be measured here."""
     return Ruling("NOT MEASURABLE HERE", {}, reason)
 
 
 def on_gpu(measure_claim: Callable[[Case], Ruling]) -> Callable[[Case], Ruling]:
+    """Let a claim be measured on a GPU alone."""
     return lambda case: measure_claim(case) if case.device == "cuda" else not_here(NEEDS_GPU)
 
 
@@ -234,6 +237,8 @@ def _bandwidth(case: Case) -> Ruling:
     b = torch.empty_like(a)
     rate = 2 * a.nbytes / min(time_block(case.clock, lambda: b.copy_(a)) for _ in range(5)) / 1e9
     clock = getattr(torch.cuda.get_device_properties(0), "memory_clock_rate", 0) / 1e6
+    if not clock:
+        return not_here(f"torch {torch.__version__} does not say the clock of the memory")
     return decide_fact(False, f"clock {clock:.1f} GHz, measured copy {rate:.0f} GB/s", copy=rate, clock=clock)
 
 

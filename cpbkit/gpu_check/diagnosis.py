@@ -1,6 +1,5 @@
 """From the numbers of one training step to a verdict, the ceiling of each fix, and advice: pure."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -78,9 +77,6 @@ class Diagnosis:
     beside: tuple[str, ...]
     policy: Policy
 
-    def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
-
 
 VERDICTS = {
     "NO_GPU_RUNTIME": "There is no GPU in this runtime.",
@@ -154,10 +150,7 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
         fixes["no waits"] = (n.loop / predict(n, lost=0.0), f"{n.waits:.3g} waits a step")
     if n.optimizer_share > 0:
         host = n.host * (1 - n.optimizer_share)
-        fixes["fused optimiser"] = (
-            n.loop / predict(n, host=host),
-            f"{n.optimizer_share:.0%} of the host time",
-        )
+        fixes["fused optimiser"] = (n.loop / predict(n, host=host), f"{n.optimizer_share:.0%} of the host time")
     if n.copy > 0:
         fixes["no copies"] = (n.loop / predict(n, device=n.device - n.copy), f"copies take {n.copy:.3g} ms")
     if math.isfinite(n.arithmetic) and n.precision == "float32" and n.capability >= (7, 0):
@@ -167,10 +160,7 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
     if n.steps_share < 1:
         fixes["less between steps"] = (1 / n.steps_share, f"{1 - n.steps_share:.0%} of the time is elsewhere")
     if n.rnn == "cudnn standard":
-        fixes["persistent width"] = (
-            NAN,
-            "a width up to 128, fixed windows, float32 or float16: time it again",
-        )
+        fixes["persistent width"] = (NAN, "a width up to 128, fixed windows, float32 or float16: time it again")
     fixes["larger batch"] = (NAN, "for samples a second; look for the knee")
     return fixes
 

@@ -53,13 +53,7 @@ def _without_nan(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def diagnose(
-    step: Step,
-    seconds: float = 30.0,
-    nvml=None,
-    steps_share: float = 1.0,
-    tries: bool = True,
-) -> Examination:
+def diagnose(step: Step, seconds: float = 30.0, nvml=None, steps_share: float = 1.0, tries: bool = True) -> Examination:
     """Measure a step, decide, apply the fixes that can be applied here, and measure again, in turns.
 
     seconds: about how long. nvml: a module like pynvml or None. steps_share: share of the wall time of the cell or

@@ -17,11 +17,7 @@ DEBUG_VARIABLES = {
     "TORCH_USE_CUDA_DSA": "kernels carry assertions",
 }
 TPU_VARIABLES = ("COLAB_TPU_ADDR", "TPU_NAME")
-WATCHED = (
-    *("CUDA_VISIBLE_DEVICES", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"),
-    *DEBUG_VARIABLES,
-    *TPU_VARIABLES,
-)
+WATCHED = (*("CUDA_VISIBLE_DEVICES", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"), *DEBUG_VARIABLES, *TPU_VARIABLES)
 NO_GPU_CURE = {
     "Colab": "Runtime > Change runtime type > T4 GPU (a refusal is the quota, not a fault)",
     "Kaggle": "Settings > Accelerator > GPU T4 x2",
@@ -135,10 +131,7 @@ class Report:
 
     def to_dict(self) -> dict:
         """JSON-safe: facts and findings."""
-        return {
-            "facts": dataclasses.asdict(self.facts),
-            "findings": [dataclasses.asdict(f) for f in self.findings],
-        }
+        return {"facts": dataclasses.asdict(self.facts), "findings": [dataclasses.asdict(f) for f in self.findings]}
 
 
 def run_smoke_test(device: str) -> str:
@@ -176,11 +169,7 @@ def host_memory() -> int:
 
 def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:
     """Size what compilers left behind. Never a result, nor a download, nor what another program is using."""
-    folders = [
-        home / ".nv" / "ComputeCache",
-        home / ".triton" / "cache",
-        home / ".cache" / "torch" / "kernels",
-    ]
+    folders = [home / ".nv" / "ComputeCache", home / ".triton" / "cache", home / ".cache" / "torch" / "kernels"]
     folders += sorted(temporary.glob("torchinductor_*"))
     sizes = {str(f): sum(p.stat().st_size for p in f.rglob("*") if p.is_file()) for f in folders if f.is_dir()}
     return tuple((name, size) for name, size in sizes.items() if size > 1e6)

@@ -100,6 +100,7 @@ class CudaClock(HostClock):
 
 
 def make_clock(device: str) -> HostClock:
+    """Return the clock that knows when a device is done."""
     return CudaClock() if torch.device(device).type == "cuda" else HostClock()
 
 

@@ -100,10 +100,7 @@ class Machine:
             self._record(copies=not batch.is_meta)
             return
         (hh, hd), (dh, dd) = self.steps[not batch.is_meta]
-        self.host, self.device = (
-            max(self.host + hh, self.device + hd),
-            max(self.host + dh, self.device + dd),
-        )
+        self.host, self.device = (max(self.host + hh, self.device + hd), max(self.host + dh, self.device + dd))
 
     def _calls(self, copies: bool) -> Iterator[Launch]:
         w = self.workload
@@ -125,22 +122,21 @@ class Machine:
         return [[columns[0][i], columns[1][i]] for i in (0, 1)]
 
     def _record(self, copies: bool) -> None:
-        begun, number = self.host, len(self.events)
+        begun, runtime = self.host, {"ph": "X", "cat": "cuda_runtime"}
         for i, call in enumerate(self._calls(copies)):
-            runtime = {"ph": "X", "cat": "cuda_runtime", "args": {"correlation": number + i}}
             self.events.append(runtime | {"name": "cudaLaunchKernel", "ts": self.host, "dur": call.host})
             self.host += call.host
             start = max(self.host + LATENCY, self.device + GAP)
             is_copy = copies and self.workload.copy and i == 0
             kind = {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)"} if is_copy else {"cat": "kernel"}
             work = {"ph": "X", "name": "kernel", "ts": start, "dur": call.kernel}
-            self.events.append(work | {"args": {"blocks per SM": call.filled, "correlation": number + i}} | kind)
+            self.events.append(work | {"args": {"blocks per SM": call.filled}} | kind)
             self.device = start + call.kernel
             if call.waits:
                 begun_wait, self.host = self.host, max(self.host, self.device) + WAIT
                 wait = {"name": "cudaStreamSynchronize", "ts": begun_wait, "dur": self.host - begun_wait}
                 self.events.append(runtime | wait)
-        step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", "ts": begun}
+        step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{len(self.events)}", "ts": begun}
         self.events.append(step | {"dur": self.host - begun})
 
     def trace(self, step) -> list[dict]:

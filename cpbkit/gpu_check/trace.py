@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
 NAN = float("nan")
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # the last two: older traces
@@ -20,7 +19,6 @@ class Trace:
     waits: float  # number of waits of the host
     waiting: float  # the host's time in them
     filled: float  # share of the multiprocessors with work while kernels ran
-    slack: float  # median µs from the end of a launch to the start of its kernel: small when host-bound
     names: tuple[str, ...]  # of the kernels
 
 
@@ -48,8 +46,6 @@ def read_trace(events: Iterable[dict]) -> Trace:
     waits = [e for e in runtime if e["name"] in HOST_WAITS]
     spent = sum(e["dur"] for e in kernels)
     blocks = [(min(e["args"].get("blocks per SM", NAN), 1.0), e["dur"]) for e in kernels if "args" in e]
-    launches = {e["args"]["correlation"]: e["ts"] + e["dur"] for e in runtime if "correlation" in e.get("args", {})}
-    slack = [e["ts"] - launches[c] for e in kernels if (c := e.get("args", {}).get("correlation")) in launches]
     n = len(marks)
     return Trace(
         steps=n,
@@ -59,7 +55,6 @@ def read_trace(events: Iterable[dict]) -> Trace:
         waits=len(waits) / n,
         waiting=sum(e["dur"] for e in waits) / n / 1e3,
         filled=sum(share * dur for share, dur in blocks) / spent if len(blocks) == len(kernels) else NAN,
-        slack=median(slack) if slack else NAN,
         names=tuple(sorted({e["name"] for e in kernels})),
     )
 

@@ -242,9 +242,7 @@ def points(curve: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def sweep_figure(
-    results: Sequence[Mapping],
-    monitor: pd.DataFrame | None = None,
-    series: Sequence[str] = (),
+    results: Sequence[Mapping], monitor: pd.DataFrame | None = None, series: Sequence[str] = ()
 ) -> Picture:
     """Draw a sweep from its ledger; `series` also names those without a result yet."""
     names = list(dict.fromkeys([*series, *(result["series"] for result in results)]))
