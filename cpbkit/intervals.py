@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # windows needs torch
 
 ALPHA = 0.1  # share of the truth that may lie outside
 WILD = 0.1  # share of the test windows that follow the wildest bars
-POINTS = 40  # at most, of coverage over time
+POINTS, LEAST = 40, 20  # most points of coverage over time, and fewest windows of one
 QUANTILES = np.arange(0.05, 0.99, 0.05)  # of the errors, for the CRPS
 
 
@@ -87,7 +87,7 @@ def judge_intervals(
         wildness = running[splits.test] - running[splits.test - max(1, context - 1)]
         intervals = conformal_intervals(*own)
         inside = intervals.inside.mean(axis=(1, 2))
-        blocks = np.array_split(np.arange(len(inside)), min(POINTS, len(inside)))
+        blocks = np.array_split(np.arange(len(inside)), max(1, min(POINTS, len(inside) // LEAST)))
         times = series.times[splits.test[[block[-1] for block in blocks]]]
         found[head] = {
             "nominal": 1 - ALPHA,

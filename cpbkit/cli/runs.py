@@ -226,7 +226,11 @@ def status(folder, as_json):
 @run_folder
 @as_json
 def verdict(folder, as_json):
-    """Say whether each model beats the best naive forecast."""
+    """Say whether each model beats the best naive forecast.
+
+    How much of a skill is the luck of the seed? `cpbkit sweep ... --set seed=1 --run runs/seed1`, another folder a
+    seed, and compare.
+    """
     from cpbkit.run import Run
 
     run = Run(folder)
