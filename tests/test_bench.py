@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import walk
 
-from cpbkit.bench import data, doctor, indicators, machine, market, peers, presets, report, sweep
+from cpbkit.bench import data, doctor, indicators, machine, market, peers, presets, report, stacks, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.mirror import serve
@@ -25,6 +25,10 @@ from cpbkit.plan import Plan
 CPU = torch.device("cpu")
 TASK = Task(context=30, horizon=4, targets=OHLC, target_weights=(1.0, 0.5, 0.25, 2.0))
 ABOUT = {"date", "machine", "versions", "commit", "bench"}
+
+
+EMPTY_SWEEP = {"bench": "sweep", **machine.describe(), "models": 8, "cases": [], "matmul": {}, "growth": None}
+EMPTY_SWEEP |= {"left_out": {}}
 
 
 def experiment(model="gru", **settings):
@@ -134,6 +138,30 @@ def test_workers_step_at_the_same_time_and_tell_what_went_wrong():
             workers.start([Job(e, (walk("A", 30, horizon_targets=4),))], 1)
         workers.start([Job(e, (series,), steps=200)], 1)  # and goes on
         assert workers.rows == 1 and workers.run(1)[0] > 0
+
+
+class FakeWorkers:
+    """Two processes that need 6 ms a step, and 1 ms more for each model."""
+
+    memory = None
+
+    def start(self, jobs, warm_up):
+        self.rows, self.pace = sum(len(job.series) for job in jobs), 0.006 + 0.001 * len(jobs[0].series)
+
+    def run(self, steps):
+        return steps * self.pace, 2 * steps * self.pace
+
+
+def test_the_planned_way_is_held_against_the_others(monkeypatch):
+    monkeypatch.setattr(market, "BARS", 500)
+    monkeypatch.setattr(stacks, "WIDTHS", (4,))
+    monkeypatch.setattr(stacks, "LIMIT", 0.0)  # the stacks in this process take too long, but the plan is timed
+    monkeypatch.setattr(stacks, "make_plan", lambda e, s: Plan([["a"] * 2] * 2, 9, 9, 2, ["cpu"]))
+    (row,) = stacks.measure_stacks(8, 2, FakeWorkers(), lambda text: None)
+    assert [way["stack"] for way in row["ways"]] == [1, 2]
+    assert [way["seconds"] for way in row["ways"]] == pytest.approx([0.007 / 2, 0.008 / 4])
+    assert row["planned_over_best"] == 1 and [way["planned"] for way in row["ways"]] == [False, True]
+    assert "2.00*" in report.render(EMPTY_SWEEP | {"stacks": [row]})
 
 
 def test_here_counts_the_memory_that_a_side_takes():

@@ -43,7 +43,6 @@ class Here:
         self, start: Callable[[], Iterator], rows: int, device: str | torch.device, threads: int, warm_up: int
     ):
         self.rows, self.device, self.threads = rows, torch.device(device), threads
-        torch.set_num_threads(threads)
         begun = time.perf_counter()
         with peak_memory(self.device) as taken:
             self.steps = start()
@@ -52,13 +51,17 @@ class Here:
 
     def run(self, steps: int) -> tuple[float, float]:
         """Step, and return wall and CPU seconds."""
+        before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
-        wait(self.device)
-        wall, cpu = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            next(self.steps)
-        wait(self.device)
-        return time.perf_counter() - wall, time.process_time() - cpu
+        try:
+            wait(self.device)
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(steps):
+                next(self.steps)
+            wait(self.device)
+            return time.perf_counter() - wall, time.process_time() - cpu
+        finally:
+            torch.set_num_threads(before)
 
 
 class Workers:

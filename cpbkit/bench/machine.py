@@ -81,13 +81,14 @@ def matmul_rate(device: torch.device, precision: str) -> float:
     try:
         a, b = torch.randn(2, n, n, device=device).to(dtype)
         a @ b
+        clock = time.perf_counter if device.type == "cuda" else time.thread_time  # what others do is not its time
         best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
         while time.perf_counter() < end:
             wait(device)
-            begun = time.perf_counter()
+            begun = clock()
             a @ b
             wait(device)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, clock() - begun)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(before)

@@ -109,11 +109,31 @@ def _sweep(document: dict) -> list[str]:
             ["models", "loop", "engine"],
             [[str(row["models"]), figures(row["loop"]), figures(row["engine"])] for row in growth["rows"]],
         )
+    if "stacks" in document:
+        lines += ["", *_stacks(document["stacks"])]
     if document["left_out"]:
         lines += ["", "Left out: " + "; ".join(f"{name} ({why})" for name, why in document["left_out"].items())]
     if "peers" in document:
         lines += ["", *_peers(document["peers"])]
     return lines
+
+
+def _stacks(rows: list[dict]) -> list[str]:
+    names = list(dict.fromkeys((way["way"], way["stack"]) for row in rows for way in row["ways"]))
+    names.sort(key=lambda name: (name[0] != "processes", name))
+    shown = []
+    for row in rows:
+        found = {(way["way"], way["stack"]): way for way in row["ways"]}
+        cells = [
+            f"{1e3 * found[name]['seconds']:.2f}{'*' if found[name]['planned'] else ''}" if name in found else ""
+            for name in names
+        ]
+        shown.append([f"gru, width {row['width']}", *cells, f"{row['planned_over_best']:.2f}"])
+    heads = [f"{way} of {size}" if way == "processes" else f"{way} {size}" for way, size in names]
+    return [
+        "Ways to step on this CPU, ms a step of one model, the least of the rounds; * is what a sweep plans:",
+        *table(["", *heads, "* / best"], shown),
+    ]
 
 
 def _peers(peers: dict) -> list[str]:

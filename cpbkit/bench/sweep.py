@@ -2,7 +2,8 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ from cpbkit.bench import machine
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.market import make_series
+from cpbkit.bench.stacks import measure_stacks
 from cpbkit.bench.twins import TWINS
 from cpbkit.errors import check_name
 from cpbkit.experiment import PRESETS, Experiment, vary
@@ -28,6 +30,7 @@ GROWTH_STEPS = 100  # of every model
 GROWTH_BARS = 1500
 LOOP, WELL, ENGINE = "loop", "loop done well", "engine"
 WARM_UP = 2  # steps
+LEAST_ROUNDS, CASE_SECONDS = 3, 8.0  # fewer rounds than an effort has, where they take longer
 SAMPLE = 30_000  # steps a job is prepared for at most; see Job.steps
 
 
@@ -49,13 +52,15 @@ def bench_sweep(
     *,
     quick: bool = False,
     peers: bool = False,
+    stacks: bool = False,
     models: int = MODELS,
     say: Say = lambda text: None,
 ) -> dict:
     """Measure the cases on this machine; return the document that `render` shows.
 
     presets: names of PRESETS, all by default. quick: fewer cases and shorter blocks. peers: also time other
-    libraries, each installed for the purpose. say: hears what is going on.
+    libraries, each installed for the purpose. stacks: also hold the plan's choice against other ways to step on
+    this CPU. say: hears what is going on.
     """
     effort = QUICK if quick else FULL
     cases, left_out = choose_cases(presets, quick)
@@ -69,6 +74,8 @@ def bench_sweep(
         first = next(iter(cases))
         say(f"{first}: {', '.join(map(str, effort.growth))} series")
         growth = measure_growth(first, cases[first], workers, effort)
+        if stacks and workers.pipes:
+            document["stacks"] = measure_stacks(models, len(workers.pipes), workers, say)
     document |= {"cases": rows, "growth": growth, "left_out": left_out}
     if peers:
         from cpbkit.bench.peers import bench_peers
@@ -139,14 +146,13 @@ def measure_case(
     """Let all sides of one case take turns, and return its row of the document."""
     series, where = make_series(experiment.task, models), device()
     plan = make_plan(experiment, {one.name: one for one in series})
-    sides = {
-        LOOP: settled(partial(loop_in_circulation, experiment, series[0], where), where),
-        WELL: settled(partial(loop_done_well, experiment, series[0], where), where),
-        ENGINE: start_engine(experiment, series, plan, workers),
-    }
+    loop = Here(partial(loop_in_circulation, experiment, series[0], where), 1, where, 1, WARM_UP)
+    well = Here(partial(loop_done_well, experiment, series[0], where), 1, where, 1, WARM_UP)
+    loop.threads = well.threads = best_threads(loop)
+    sides = {LOOP: loop, WELL: well, ENGINE: start_engine(experiment, series, plan, workers)}
     steps = {side: block(runner, effort.seconds) for side, runner in sides.items()}
-    times = {side: [] for side in sides}
-    for _ in range(effort.rounds):
+    times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for _ in rounds(effort):
         for side, runner in sides.items():
             wall, cpu = runner.run(steps[side])
             count = runner.rows * steps[side]
@@ -171,17 +177,24 @@ def measure_case(
     }
 
 
-def settled(start: Callable, where: torch.device) -> Here:
-    """Start a loop with the number of threads that suits it best."""
-    loop = Here(start, 1, where, 1, WARM_UP)
-    if where.type == "cpu" and count_cores() > 1:
-        paces = {}
-        for threads in (1, count_cores(), 1, count_cores()):
-            loop.threads = threads
-            loop.run(1)
-            paces[threads] = min(paces.get(threads, float("inf")), loop.run(2)[0])
-        loop.threads = min(paces, key=paces.get)
-    return loop
+def rounds(effort: Effort) -> Iterator[int]:
+    """Count the rounds: all of them, or the least where steps are so long that these would take too much time."""
+    begun = time.perf_counter()
+    for turn in range(effort.rounds):
+        if turn >= LEAST_ROUNDS and time.perf_counter() - begun > CASE_SECONDS:
+            return
+        yield turn
+
+
+def best_threads(loop: Here) -> int:
+    """Return the number of threads that suits a loop: one, or one a core."""
+    if loop.device.type != "cpu" or count_cores() == 1:
+        return loop.threads
+    paces = {}
+    for loop.threads in (1, count_cores()):
+        loop.run(1)
+        paces[loop.threads] = min(loop.run(1)[0] for _ in range(2))
+    return min(paces, key=paces.get)
 
 
 def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, workers: Workers) -> Here | Workers:
@@ -237,7 +250,8 @@ def measure_growth(name: str, experiment: Experiment, workers: Workers, effort: 
     """Time the steps of more and more models; the loop takes them one after another, so its time is scaled from one."""
     where = device()
     series = make_series(experiment.task, max(effort.growth), GROWTH_BARS)
-    loop = settled(partial(loop_in_circulation, experiment, series[0], where), where)
+    loop = Here(partial(loop_in_circulation, experiment, series[0], where), 1, where, 1, WARM_UP)
+    loop.threads = best_threads(loop)
     rows = []
     for count in effort.growth:
         plan = make_plan(experiment, {one.name: one for one in series[:count]})
@@ -245,7 +259,7 @@ def measure_growth(name: str, experiment: Experiment, workers: Workers, effort: 
         steps, share = block(runner, effort.seconds), runner.rows / count
         loop_steps = block(loop, effort.seconds)
         ours, theirs = [], []
-        for _ in range(effort.rounds):
+        for _ in rounds(effort):
             theirs.append(loop.run(loop_steps)[0] / loop_steps * count * GROWTH_STEPS)
             ours.append(runner.run(steps)[0] / steps / share * GROWTH_STEPS)
         rows.append({"models": count, ENGINE: statistics.median(ours), LOOP: statistics.median(theirs)})
