@@ -9,36 +9,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TextIO
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cpbkit.experiment import Experiment
 from cpbkit.plots.style import Picture, amount, duration, label
 from cpbkit.plots.sweep import SweepFigure, loss_figure
 
+if TYPE_CHECKING:  # it loads torch, which a view does not need
+    from cpbkit.sweep import State
+
 SHARE = 0.01  # of the sweep's time that a live view may take
 PERIOD = 1.5  # s between two pictures at the least
 LINE_PERIOD = 0.2  # s between two states of a terminal's line
 LOG_PERIOD = 10.0  # s between two lines where they are kept, as in a file
-
-
-class State(Protocol):
-    """What a sweep tells at every change; see `cpbkit.sweep.State`."""
-
-    experiment: Experiment
-    stage: str
-    done: int
-    total: int
-    share: float  # of the work that is done, from 0 to 1
-    seconds_left: float | None
-    samples_per_second: float
-    results: Sequence[Mapping]
-    running: Mapping[str, Mapping]
-    monitor: pd.DataFrame | None
-
-
-View = Callable[[State], None]
+View = Callable[["State"], None]
 
 
 def live(experiment: Experiment, name: str = "") -> View:
@@ -67,7 +51,7 @@ class Notebook:
         self._spent = self._cost = 0.0
         self._over = False
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: "State") -> None:
         """Draw the state if it is time for it; the last one is always drawn."""
         now, over = self._clock(), state.done >= state.total
         early = now - self._last < PERIOD or self._spent + self._cost > SHARE * (now - self._begun)
@@ -91,7 +75,7 @@ class Terminal:
         self._clock, self._last, self._over = clock, None, False
         self._in_place = self.stream.isatty()
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: "State") -> None:
         """Write the state if it is time for it; the last one is always written."""
         now, over = self._clock(), state.done >= state.total
         period = LINE_PERIOD if self._in_place else LOG_PERIOD
@@ -108,7 +92,7 @@ class Terminal:
         self.stream.flush()
 
 
-def sentence(state: State) -> str:
+def sentence(state: "State") -> str:
     """Say where a sweep stands in one line."""
     counts = Counter(result["status"] for result in state.results)
     filled = round(20 * state.share)

@@ -351,6 +351,6 @@ def _gaps(starts: np.ndarray, low: int, high: int, step: int, market: str) -> tu
 def _halt_name(start: int, end: int, market: str) -> str:
     if market == "spot":
         for halt in HALTS:
-            if halt.start.value <= start and end <= halt.end.value:
+            if halt.covers(start, end):
                 return halt.name
     return ""

@@ -101,7 +101,7 @@ def missing_bars(order: Order, held: Holding) -> np.ndarray:
     absent = grid[np.append(held.starts, -1)[at] != grid]
     if order.market == "spot" and len(absent):
         for halt in HALTS:
-            absent = absent[(absent < halt.start.value) | (absent + step > halt.end.value)]
+            absent = absent[~halt.covers(absent, absent + step)]
     return absent
 
 

@@ -12,6 +12,10 @@ class Halt(NamedTuple):
     end: pd.Timestamp
     name: str
 
+    def covers(self, start, end):
+        """Say whether it explains that nothing was traded in [start, end): ns, numbers or arrays of them."""
+        return (self.start.value <= start) & (end <= self.end.value)
+
 
 def _halt(last_bar: str, first_bar: str, name: str = "") -> Halt:
     # Measured on hourly bars: a halt began inside the last hour that has a bar and ended inside the first that
