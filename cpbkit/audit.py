@@ -27,7 +27,7 @@ TWINS = 20
 WALKS = 40
 OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
 BATCH = 16  # windows of it
-OVERFIT_STEPS = 600  # at most
+OVERFIT_STEPS = 2000  # at most; most models need a tenth of them
 PHI = 0.3  # of the autoregressions that every verdict must find
 
 
