@@ -50,6 +50,18 @@ def test_forecast_has_its_shape_and_every_parameter_gets_a_gradient(name):
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
+def test_a_network_computes_in_16_bits_what_it_does_in_64(name):
+    net, (x, last, y) = make(name).eval(), batch()
+    coins = torch.tensor([True, False, True, False])
+    want = net(x, last, (y, coins))
+    net = net.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        got = net(x.float(), last.float(), (y.float(), coins))
+    torch.autograd.grad(got.float().square().sum(), list(net.parameters()))
+    assert (got.double() - want).square().mean() < 0.01 * want.square().mean()
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
 def test_every_parameter_has_the_model_axis_and_an_untrained_network_is_persistence(name):
     net = make(name, start=0.0)
     assert all(len(parameter) == M for parameter in net.parameters())

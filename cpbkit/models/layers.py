@@ -168,7 +168,7 @@ class GRU(Recurrent):
         (rx, zx, nx), (rh, zh, nh) = x.chunk(3, -1), h.chunk(3, -1)
         r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
         n = torch.tanh(torch.addcmul(nx, r, nh))
-        return (torch.lerp(n, state[0], z),)
+        return (torch.lerp(n, state[0].to(n.dtype), z),)  # under autocast the first state is wider
 
 
 class LSTM(Recurrent):
