@@ -36,7 +36,8 @@ def load_fit(stack: Stack, content: bytes) -> Fit:
 
 def save(tensors: dict[str, Tensor], about: dict) -> bytes:
     """Write one model's tensors with what it takes to use them."""
-    return safetensors.torch.save({k: v.contiguous() for k, v in tensors.items()}, {META: json.dumps(about)})
+    text = json.dumps(about, allow_nan=False)
+    return safetensors.torch.save({k: v.contiguous() for k, v in tensors.items()}, {META: text})
 
 
 def load(content: bytes) -> tuple[dict[str, Tensor], dict]:

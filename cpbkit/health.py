@@ -74,6 +74,8 @@ def _check(line: dict) -> Iterable[Check]:
         yield Check(name, "finite", "SICK", line["reason"])
     else:
         yield Check(name, "finite", "OK", f"every loss of {line['epochs']} epochs")
+    if "could not be captured" in line.get("mode", ""):
+        yield Check(name, "step", "NOTE", line["mode"])
     size = math.sqrt(floors["persistence"]["train"])
     verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
     why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,8 @@ import torch
 
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment
+from cpbkit.gpu_check.environment import count_cores
+from cpbkit.models import zoo
 from cpbkit.train import Fit, assemble, fit
 from cpbkit.windows import Series, split
 
@@ -33,6 +34,7 @@ class Plan:
     devices: list[str]  # of the workers in turn
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
+    stacked: bool = False  # whether a network of one's own is computed as a stack
 
     def named_units(self) -> dict[str, list[str]]:
         """Return the units by name."""
@@ -62,12 +64,14 @@ def make_plan(
     prediction fits. Errors: CpbkitError when not even one epoch fits.
     """
     task, training = experiment.task, experiment.training
-    windows = {name: split(s, task) for name, s in series.items()}
-    steps = training.steps or math.ceil(max(len(w.train) for w in windows.values()) / training.batch)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
+    model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
+    experiment = replace(experiment, model=model)
+    windows = {name: split(s, task) for name, s in series.items()}
+    steps = training.steps or math.ceil(max(len(w.train) for w in windows.values()) / training.batch)
     if workers is None:
-        workers = gpus if gpus > 1 else 0 if gpus or cores() == 1 or len(series) == 1 else cores()
+        workers = gpus if gpus > 1 else 0 if gpus or count_cores() == 1 or len(series) == 1 else count_cores()
     places = max(1, workers)
     share = math.ceil(len(series) / places)  # models of a worker
     sizes = [share] if gpus else sorted({min(k, share) for k in (1, 2, 4, share)}, reverse=True)
@@ -92,12 +96,8 @@ def make_plan(
                 f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from "
                 f"{TIMED_STEPS} timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
             )
-    return Plan(units, steps, epochs, workers, devices, epoch * rounds * epochs, _reason(trials, best, places, gpus))
-
-
-def cores() -> int:
-    """Return the CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    reason = _reason(trials, best, places, gpus, why)
+    return Plan(units, steps, epochs, workers, devices, epoch * rounds * epochs, reason, model.stacked)
 
 
 def free_memory(device: str) -> float:
@@ -161,7 +161,7 @@ def _cut(names: list[str], size: int) -> list[list[str]]:
     return [names[i::count] for i in range(count)]
 
 
-def _reason(trials: list[Trial], best: Trial, places: int, gpus: int) -> str:
+def _reason(trials: list[Trial], best: Trial, places: int, gpus: int, why: str) -> str:
     where = f"{gpus} GPU(s)" if gpus else f"{places} process(es), one thread each"
     timed = ", ".join(f"{1000 * t.seconds / t.models:.1f} ms in a stack of {t.models}" for t in trials)
-    return f"stacks of {best.models} on {where}; a step of one model took {timed}"
+    return f"stacks of {best.models} on {where}; a step of one model took {timed}" + (f"; {why}" if why else "")

@@ -122,13 +122,17 @@ class Run:
         path = self.folder / STATUS
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def add_clock(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Add the seconds of each stage to those of earlier sessions of this run; return the sums."""
+    def clock(self) -> dict[str, float]:
+        """Return the seconds of each stage, over all starts of this run; `worker: ...` are inside "training"."""
         path = self.folder / CLOCK
-        total = json.loads(path.read_text()) if path.exists() else {}
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def add_clock(self, seconds: dict[str, float]) -> dict[str, float]:
+        """Add the seconds of each stage to those of earlier starts of this run; return the sums."""
+        total = self.clock()
         for stage, spent in seconds.items():
             total[stage] = total.get(stage, 0.0) + spent
-        atomic.write_bytes(path, json.dumps(total, indent=2).encode())
+        atomic.write_bytes(self.folder / CLOCK, json.dumps(total, indent=2).encode())
         return total
 
 

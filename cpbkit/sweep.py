@@ -18,8 +18,9 @@ from cpbkit.data import binance, synthetic
 from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError, check_name
 from cpbkit.experiment import Experiment, vary
+from cpbkit.gpu_check.environment import count_cores
 from cpbkit.gpu_check.monitor import Monitor
-from cpbkit.plan import Plan, cores, make_plan
+from cpbkit.plan import Plan, make_plan
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
 from cpbkit.work import Checkpoint, Message, Progress, Result, Shrunk, Unit, work
@@ -53,7 +54,7 @@ class State:
 
     @property
     def monitor(self) -> pd.DataFrame | None:
-        """The memory and utilisation of this session so far."""
+        """The memory and utilisation since this start."""
         return self.watch.frame() if self.watch else None
 
     @property
@@ -153,7 +154,7 @@ def _place(executor: str, workers: int | None, address: str, gpus: float) -> Pla
         count = int(has["GPU"] / gpus) if gpus else int(has["CPU"])
         return Place(executor, workers or max(1, count), gpus)
     if executor == "processes" and workers is None:
-        workers = torch.cuda.device_count() or cores()
+        workers = torch.cuda.device_count() or count_cores()
     return Place(executor, 0 if executor == "local" else workers)
 
 
@@ -234,7 +235,10 @@ def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, 
 
 def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minutes: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
-    experiment, missing = vary(state.experiment, steps=plan.steps, epochs=plan.epochs), set(state.missing)
+    experiment, missing = (
+        vary(state.experiment, steps=plan.steps, epochs=plan.epochs, stacked=plan.stacked),
+        set(state.missing),
+    )
     here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
     named = {unit: names for unit, names in here.items() if missing & set(names)}
     turns = math.ceil(len(named) / max(1, plan.workers))
@@ -324,7 +328,7 @@ def _save_about(run: Run, command: str) -> None:
     about = {
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        "machine": f"{platform.system()} {platform.machine()}, {count_cores()} CPU cores",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "versions": {
             "cpbkit": __version__,
@@ -337,7 +341,7 @@ def _save_about(run: Run, command: str) -> None:
 
 
 def _save_monitor(run: Run, frame: pd.DataFrame) -> None:
-    """Add this session's samples to those of earlier ones."""
+    """Add the samples since this start to those of earlier ones."""
     path = run.folder / MONITOR
     if path.exists():
         earlier = pd.read_parquet(path)

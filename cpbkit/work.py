@@ -131,8 +131,9 @@ def _work(unit: Unit) -> Iterator[Message]:
         stage = "validation" if state.step == training.steps else "epochs"
         for finished in [] if state.step else state.finished:
             with clock("judging"):
+                seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
                 losses = {"persistence": floor[finished.name], "mean": mean[finished.name]}
-                yield _result(unit, windows, finished, losses, time.monotonic() - begun)
+                yield _result(unit, windows, finished, seconds | losses)
         now = time.monotonic()
         if len(stack) and (now - saved > pause or (state.finished and not state.step)):
             with clock("checkpoints"):
@@ -160,7 +161,7 @@ def _progress(unit: Unit, state: Fit, floor: dict[str, dict], samples: int, cloc
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
-def _result(unit: Unit, windows: Windows, finished: Finished, losses: dict[str, dict], seconds: float) -> Result:
+def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Result:
     """Judge a finished model on the test split, which is read here and nowhere else."""
     m = next(i for i, series in enumerate(windows.series) if series.name == finished.name)
     series, splits, scaler = windows.series[m], windows.splits[m], windows.scalers[m]
@@ -174,19 +175,15 @@ def _result(unit: Unit, windows: Windows, finished: Finished, losses: dict[str, 
         "parameters": sum(tensor.numel() for tensor in finished.weights.values()),
         "epochs": finished.epochs,
         "best_epoch": finished.best_epoch,
-        "seconds": round(seconds, 3),
         "curve": {name: [_plain(x) for x in values] for name, values in finished.curve.items()},
-        **losses,
+        **told,
         "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
         "dates": splits.dates(series),
         "test": {},
     }
     if finished.status != "done":
         return Result(unit.name, line, None)
-    net = zoo.build(1, experiment.task, experiment.model).to(windows.device, windows.inputs.dtype)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            parameter[0] = finished.weights[name]
+    net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
     known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
     judged = judge_heads(series, splits.test, predicted, splits.bounds["train"][1], experiment.model.name)
     line["test"] = {head: judgement.to_dict() for head, judgement in judged.items()}
@@ -199,7 +196,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, losses: dict[str, 
         "synthetic": series.synthetic,
         "features": series.features,
         "targets": series.targets,
-        "scaler": {f: np.asarray(v).tolist() for f, v in dataclasses.asdict(scaler).items()},
+        "scaler": {name: _numbers(value) for name, value in dataclasses.asdict(scaler).items()},
         "dates": line["dates"],
         "data_sha256": data_sha256(series),
     }
@@ -212,6 +209,11 @@ def data_sha256(series: Series) -> str:
     for column in (series.times, series.inputs, series.levels, series.anchors):
         digest.update(np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()
+
+
+def _numbers(value: float | np.ndarray) -> float | list[float | None]:
+    """Return a constant of the scaler fit for JSON; None is no bound."""
+    return [_plain(x) for x in value.tolist()] if np.ndim(value) else value
 
 
 def _plain(number: float) -> float | None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from cpbkit.audit import Finding
 from cpbkit.cli.command import Commands
 from cpbkit.cli.main import cpbkit
+from cpbkit.data.binance import Incomplete
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
 from cpbkit.experiment import PRESETS, to_json, vary
@@ -147,12 +148,35 @@ def test_fetch_shows_the_passports(monkeypatch):
     fetch = Mock(return_value=market)
     monkeypatch.setattr("cpbkit.data.binance.fetch_klines", fetch)
     wish = ["fetch", "--symbols", "BTC,ETH", "--intervals", "1h", "--start", "2025-01-01", "--end", "2025-06-30"]
+    missing = str(sum(bars.passport.unexplained for bars in market.values()))
+    wish += ["--allow-gaps", missing]
     shown, told = run(*wish), json.loads(run(*wish, "--json").output)
+    assert shown.exit_code == 0
     assert fetch.call_args.args == (("BTCUSDT", "ETHUSDT"), ("1h",), "2025-01-01", "2025-06-30")
     assert [p["series"] for p in told] == ["BTCUSDT_1h", "ETHUSDT_1h"]
     for passport in told:
         assert passport["series"] in shown.output and str(passport["got"]) in shown.output
         assert passport["gaps"] and all(gap["start"] in shown.output for gap in passport["gaps"])
+
+
+def test_fetch_fails_when_bars_are_missing_unless_they_are_accepted(monkeypatch):
+    market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-06-30")
+    missing = market["BTCUSDT_1h"].passport.unexplained
+    assert missing > 1
+    monkeypatch.setattr("cpbkit.data.binance.fetch_klines", Mock(return_value=market))
+    wish = ["fetch", "--symbols", "BTC", "--intervals", "1h", "--start", "2025-01-01", "--end", "2025-06-30"]
+    shown = run(*wish, "--allow-gaps", missing - 1)
+    assert shown.exit_code == 1 and f"got {missing}. They are listed above" in shown.output
+    assert "BTCUSDT_1h" in shown.output, "the table comes before the failure"
+    assert run(*wish, "--allow-gaps", missing).exit_code == 0
+
+
+def test_fetch_shows_what_could_be_had_and_fails(monkeypatch):
+    market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-01-05")
+    fetch = Mock(side_effect=Incomplete("ETHUSDT_1h: HTTP 503", market, {"ETHUSDT_1h": "HTTP 503"}))
+    monkeypatch.setattr("cpbkit.data.binance.fetch_klines", fetch)
+    shown = run("fetch", "--symbols", "BTC,ETH", "--intervals", "1h", "--start", "2025-01-01", "--end", "2025-01-05")
+    assert shown.exit_code == 1 and "HTTP 503" in shown.output and "BTCUSDT_1h" in shown.output
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):

@@ -16,30 +16,51 @@ from cpbkit.cli.command import (
     status_line,
     which_bars,
 )
+from cpbkit.errors import DataError
 
 
 @click.command(
-    cls=Command, examples=("cpbkit fetch --symbols BTC,ETH --intervals 1h --start 2025-03-01 --end 2025-06-30",)
+    cls=Command,
+    examples=(
+        "cpbkit fetch --symbols BTC,ETH --intervals 1h --start 2025-03-01 --end 2025-06-30",
+        "cpbkit fetch --symbols SOL --intervals 15m --start 2021-01-01 --end 2021-12-31 --allow-gaps 20",
+    ),
 )
 @which_bars
+@click.option("--allow-gaps", type=click.IntRange(0), default=0, help="Accept so many unexplained missing bars.")
 @as_json
-def fetch(as_json, **given):
-    """Download, check and cache bars; show how complete they are."""
-    from cpbkit.data.binance import fetch_klines
+def fetch(allow_gaps, as_json, **given):
+    """Download, check and cache bars; show how complete they are.
+
+    Exit code 0 only when every bar is there that the venue is known to have made, but for --allow-gaps.
+    """
+    from tqdm import tqdm
+
+    from cpbkit.data.binance import Incomplete, fetch_klines
     from cpbkit.data.klines import passport_table
 
     data = experiment_of("quick", {}, **given).data
-    with status_line() as say:
-        klines = fetch_klines(
-            data.symbols,
-            data.intervals,
-            data.start,
-            data.end,
-            market=data.market,
-            progress=lambda done, total, size, text: say(f"{done} of {total} files, {size / 1e6:.1f} MB  {text}"),
-        )
+    with tqdm(unit="file", leave=False, mininterval=0.5, disable=None) as bar:
+
+        def tell(done: int, total: int, size: int, text: str) -> None:
+            bar.total, bar.n = total, done
+            bar.set_postfix_str(f"{size / 1e6:.1f} MB {text}", refresh=False)
+            bar.update(0)
+
+        market, failure = data.market, None
+        try:
+            klines = fetch_klines(data.symbols, data.intervals, data.start, data.end, market=market, progress=tell)
+        except Incomplete as error:
+            klines, failure = error.klines, error
     passports = [each.passport for each in klines.values()]
     show([p.to_dict() for p in passports], as_json, lambda: _passport_text(passports, passport_table))
+    if failure:
+        raise failure
+    if (missing := sum(p.unexplained for p in passports)) > allow_gaps:
+        raise DataError(
+            f"at most {allow_gaps} missing bars may stay unexplained; got {missing}. They are listed above; accept "
+            f"them with --allow-gaps {missing}, or ask for another range"
+        )
 
 
 def _passport_text(passports, passport_table) -> str:

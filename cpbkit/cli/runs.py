@@ -154,6 +154,10 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
         write_report(folder)
     _show_run(folder, results, as_json)
     if not as_json:
+        spent = sorted(Run(folder).clock().items(), key=lambda stage: -stage[1])
+        for where, prefix in (("Time", ""), ("in workers", "worker: ")):
+            stages = [(name, s) for name, s in spent if name.startswith("worker: ") == bool(prefix)]
+            click.echo(f"{where}: " + ", ".join(f"{name.removeprefix(prefix)} {s:.1f} s" for name, s in stages))
         click.echo(f"Report: {report}")
     if any(line["status"] != "done" for line in results):
         raise click.exceptions.Exit(1)
