@@ -19,9 +19,7 @@ from cpbkit.windows import Series, Windows
 TASK = Task(context=10, horizon=3, targets=OHLC, target_weights=(1.0, 1.0, 1.0, 2.0))
 MODEL = Model(name="gru", width=6, layers=2, dropout=0.3)
 TRAINING = Training(epochs=6, batch=8, learning_rate=0.02, schedule="plateau", schedule_epochs=1, patience=2)
-TRAINING = dataclasses.replace(
-    TRAINING, teacher_forcing=0.5, clip_norm=0.5, weight_decay=0.01, precision="float64"
-)
+TRAINING = dataclasses.replace(TRAINING, teacher_forcing=0.5, clip_norm=0.5, weight_decay=0.01, precision="float64")
 STEPS = 5
 
 
@@ -37,9 +35,7 @@ def start(series, training=TRAINING, task=TASK, model=MODEL, dtype=torch.float64
 
 def run(series, training=TRAINING, **kwargs):
     windows, state = start(series, training, **kwargs)
-    return {
-        f.name: f for state in fit(state, windows, training, STEPS) if not state.step for f in state.finished
-    }
+    return {f.name: f for state in fit(state, windows, training, STEPS) if not state.step for f in state.finished}
 
 
 def assert_same(a, b, tolerance):
@@ -53,18 +49,14 @@ def assert_same(a, b, tolerance):
 def test_a_stack_trains_each_model_as_if_it_were_alone():
     series = some_series()
     together = run(series)
-    assert len({f.epochs for f in together.values()}) > 1, (
-        "some must leave before others for this to say anything"
-    )
+    assert len({f.epochs for f in together.values()}) > 1, "some must leave before others for this to say anything"
     for one in series:
         assert_same(run([one])[one.name], together[one.name], 1e-10)
 
 
 def test_the_engine_equals_a_plain_loop_with_torch_optim():
     series = some_series(1)
-    training = dataclasses.replace(
-        TRAINING, teacher_forcing=0.0, schedule="step", schedule_epochs=2, epochs=3
-    )
+    training = dataclasses.replace(TRAINING, teacher_forcing=0.0, schedule="step", schedule_epochs=2, epochs=3)
     model = dataclasses.replace(MODEL, dropout=0.0)
     ours = run(series, training, model=model)["S0"]
 

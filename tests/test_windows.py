@@ -80,9 +80,7 @@ def test_gather_equals_slicing_by_hand():
             np.testing.assert_allclose(x[m, b], want, rtol=1e-12)
             future = (one.levels[t + 1 : t + 4] - one.anchors[t]) / scaler.target_scale
             np.testing.assert_allclose(y[m, b], future, rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(
-                last[m, b], (one.levels[t] - one.anchors[t]) / scaler.target_scale, atol=1e-12
-            )
+            np.testing.assert_allclose(last[m, b], (one.levels[t] - one.anchors[t]) / scaler.target_scale, atol=1e-12)
 
 
 def test_order_is_a_permutation_that_wraps_and_depends_on_the_name_alone():
