@@ -304,6 +304,8 @@ class Pace:
     def tell(self, share: float) -> tuple[float | None, float]:
         """Return the seconds left and the windows trained on a second."""
         spent = max(time.monotonic() - self.begun, 1e-9)
+        if share >= 1:
+            return 0.0, self.samples / spent
         left = spent * (1 - share) / (share - self.share) if share > self.share else None
         return left, self.samples / spent
 
