@@ -333,6 +333,7 @@ PRESETS: dict[str, Experiment] = {
         model=Model(name="lstm_dense", width=128, layers=2, dropout=0.2),
         training=Training(
             epochs=100,
+            steps=300,  # theirs has 4,827, of 1.2 million windows
             batch=256,
             optimizer="adam",
             learning_rate=1e-4,

@@ -1,0 +1,130 @@
+"""The tools of the bandwidth preset on the network trace: ranges, weights, repeats, targets in their own unit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from cpbkit.data.synthetic import make_network_trace
+from cpbkit.errors import CpbkitError, UnknownName
+from cpbkit.experiment import PRESETS, Task, from_json, to_json, vary
+from cpbkit.models import zoo
+from cpbkit.stack import Stack
+from cpbkit.train import Fit, fit
+from cpbkit.windows import Windows, from_table
+from cpbkit.work import Result, Unit, work
+
+TASK = PRESETS["bandwidth"].task
+
+
+def trace(rows=3000, seed=0, task=TASK):
+    return from_table(f"trace{seed}", make_network_trace(seed, rows), task.features, task.targets)
+
+
+def windows_of(task, rows=3000):
+    return Windows([trace(rows, task=task)], task, "cpu", torch.float64)
+
+
+def test_a_declared_range_becomes_0_to_1_whatever_the_train_rows_hold():
+    table, delay = make_network_trace(0, 3000), TASK.features.index("delay")
+    table.loc[table.index[500], "delay"] = 455_000.0  # ms, as the source's traces have them
+    series = from_table("trace", table, TASK.features, TASK.targets)
+    windows = Windows([series], TASK, "cpu", torch.float64)
+    assert windows.inputs.min() >= 0 and windows.inputs.max() <= 1
+    assert windows.inputs[500, delay] == 1
+    np.testing.assert_allclose(windows.inputs[:500, delay] * 10_000, np.clip(series.inputs[:500, delay], 0, 10_000))
+    wild = Windows([series], dataclasses.replace(TASK, clip_ranges=False, input_clip=1e9), "cpu", torch.float64)
+    assert wild.inputs[500, delay] == pytest.approx(45.5)
+
+
+def test_a_target_is_scaled_by_its_range_and_comes_back_in_its_unit():
+    windows = windows_of(TASK)
+    _, _, y = windows.gather(windows.origins["test"][0][None])
+    truth = windows.series[0].truth(windows.splits[0].test, TASK.horizon)
+    np.testing.assert_allclose(y[0] * 10e6, truth, rtol=1e-6, atol=1e-6)
+    assert windows.scalers[0].target_scale.tolist() == [10e6]
+
+
+def test_weights_follow_the_first_condition_that_the_next_row_meets():
+    windows, series = windows_of(TASK), trace()
+    loss, delay = (series.inputs[:, series.features.index(name)] for name in ("loss", "delay"))
+    train = windows.splits[0].train
+    want = np.where(loss[train + 1] > 0.01, 10.0, np.where(delay[train + 1] > 300, 5.0, 1.0))
+    assert set(want) == {1.0, 5.0, 10.0}
+    got = windows.weights[train].numpy()
+    np.testing.assert_allclose(got, want / want.mean())
+    assert got.mean() == pytest.approx(1)
+
+
+def test_repeats_act_on_the_train_order_alone():
+    windows, series = windows_of(TASK), trace()
+    loss = series.inputs[:, series.features.index("loss")]
+    often = loss[windows.splits[0].train + 1] > 0.01
+    pool = len(often) + 4 * int(often.sum())
+    order = windows.order([0], seed=0, epoch=0, count=pool)[0].numpy()
+    rows, times = np.unique(order, return_counts=True)
+    assert rows.tolist() == windows.splits[0].train.tolist()
+    assert times.tolist() == np.where(often, 5, 1).tolist()
+    for part in ("train", "validation", "test"):
+        assert windows.origins[part][0].tolist() == getattr(windows.splits[0], part).tolist()
+
+
+def test_weights_change_the_loss_as_they_say():
+    """A weighted step moves as an unweighted one over the windows repeated so often."""
+    task = dataclasses.replace(TASK, repeats=(), weights=(("delay", 60.0, 3.0),))
+    plain = dataclasses.replace(task, weights=())
+    experiment = vary(
+        PRESETS["bandwidth"], width=8, dropout=0.0, epochs=1, batch=64, clip_norm=0.0, precision="float64"
+    )
+
+    def gradient(task):
+        windows = windows_of(task, rows=600)
+        stack = Stack(
+            lambda m: zoo.build(m, task, experiment.model), ["trace0"], experiment.training, "cpu", torch.float64
+        )
+        next(fit(Fit(stack), windows, experiment.training, 1))
+        return windows, stack.gradients[0].clone()
+
+    windows, weighted = gradient(task)
+    rows = windows.order([0], 0, 0, 64)
+    weight = windows.weights[rows]
+    _, plainly = gradient(plain)
+    assert weight.unique().numel() == 2
+    # At the start the forecast is 0, so the head's bias gets -2 times the weighted mean of y.
+    _, _, y = windows.gather(rows)
+    bias = plainly != 0
+    assert bias.any()
+    head = -2 * (weight * y[:, :, 0, 0]).mean(), -2 * y.mean()
+    assert any(torch.isclose(weighted, head[0], rtol=1e-9)) and any(torch.isclose(plainly, head[1], rtol=1e-9))
+
+
+def test_what_is_declared_wrongly_is_refused():
+    with pytest.raises(CpbkitError, match="a range runs from its lowest to its highest"):
+        Task(ranges=(("delay", 1.0, 0.0),))
+    with pytest.raises(CpbkitError, match=r"target_scale 'range' needs a range of each of \('close',\); got \[\]"):
+        Task(target_scale="range")
+    with pytest.raises(CpbkitError, match="weights must be above 0, repeats at least 1"):
+        Task(weights=(("loss", 0.1, 0.0),))
+    with pytest.raises(UnknownName, match="feature must be a known name; got 'los'"):
+        windows_of(dataclasses.replace(TASK, weights=(("los", 0.1, 2.0),)))
+    assert from_json(to_json(PRESETS["bandwidth"])).task.ranges == TASK.ranges
+
+
+def run(target_scale, epochs):
+    """Train long enough to tell: a higher rate and inputs scaled by train rows, since S4's ranges leave them small."""
+    settings = {"epochs": epochs, "steps": 100, "batch": 64, "learning_rate": 1e-3, "ranges": ()}
+    experiment = vary(PRESETS["bandwidth"], target_scale=target_scale, **settings)
+    unit = Unit("trace", experiment, (trace(12_000, task=experiment.task),))
+    (line,) = [message.line for message in work(unit) if isinstance(message, Result)]
+    return line
+
+
+@pytest.mark.slow
+def test_with_scaled_targets_it_learns_and_without_it_cannot():
+    line, raw = run("persistence", 4), run("none", 1)
+    judged, stuck = (each["test"]["bandwidth"] for each in (line, raw))
+    assert judged["unit"] == "" and judged["level_mae"] > 1e4  # bit/s
+    assert judged["r2"] > 0.5 and judged["r2"] > judged["r2_persistence"] + 0.05
+    assert raw["persistence"]["train"] > 1e10  # as S4 saw it
+    assert stuck["r2"] == pytest.approx(stuck["r2_persistence"], abs=0.01)
