@@ -25,16 +25,20 @@ NETWORK = ("delay", "jitter", "loss", "send_rate", "receive_rate", "bandwidth") 
 class Data:
     """Which bars."""
 
-    source: str = "binance"  # binance | synthetic
+    source: str = "binance"  # binance | files | synthetic
+    folder: str = ""  # where the files lie, one a series: BTCUSDT_15m.csv, or any other type that read_klines knows
     market: str = "spot"  # spot | um (USD-M futures)
     symbols: tuple[str, ...] = SYMBOLS  # exchange symbols
     intervals: tuple[str, ...] = ("15m", "1h")  # bar lengths
     start: str = ""  # first UTC day, YYYY-MM-DD
     end: str = ""  # last UTC day, inclusive
     seed: int = 0  # of the synthetic market; unused otherwise
+    tickers: tuple[str, ...] = ()  # context series of Yahoo: each gives the features TICKER_close and TICKER_return
 
     def __post_init__(self):
-        check_name("source", self.source, ("binance", "synthetic"))
+        check_name("source", self.source, ("binance", "files", "synthetic"))
+        if (self.source == "files") != bool(self.folder):
+            raise CpbkitError(f"source 'files' goes with a folder; got {self.source!r} and {self.folder!r}")
         check_name("market", self.market, ("spot", "um"))
         if not self.symbols or not self.intervals:
             raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")

@@ -14,7 +14,7 @@ import torch
 
 from cpbkit import __version__, atomic, executors
 from cpbkit.clock import Clock
-from cpbkit.data import binance, synthetic
+from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError, check_name
 from cpbkit.experiment import Experiment, vary
@@ -278,19 +278,26 @@ def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Cal
 
 
 def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:
-    """Get the bars of an experiment from its source; `tell` hears what is going on."""
+    """Get the bars of an experiment from its source, and context beside them; `tell` hears what is going on."""
     data = experiment.data
     if data.source == "synthetic":
         tell("making the seeded market")
-        return synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
-    return binance.fetch_klines(
-        data.symbols,
-        data.intervals,
-        data.start,
-        data.end,
-        market=data.market,
-        progress=lambda done, total, size, text: tell(f"getting bars: {done} of {total} files, {size / 1e6:.1f} MB"),
-    )
+        bars = synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
+    elif data.source == "files":
+        tell("reading files")
+        bars = files.read_folder(data.folder, experiment.series)
+    else:
+
+        def progress(done: int, total: int, size: int, text: str) -> None:
+            tell(f"getting bars: {done} of {total} files, {size / 1e6:.1f} MB")
+
+        bars = binance.fetch_klines(
+            data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
+        )
+    if data.tickers:
+        tell(f"getting {', '.join(data.tickers)}")
+        bars = yahoo.add_context(bars, data.tickers)
+    return bars
 
 
 @dataclass

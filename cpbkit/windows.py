@@ -61,12 +61,14 @@ class Series:
 def from_klines(klines: Klines, task: Task) -> Series:
     """Build the columns of a task from klines; warm-up rows and rows that are not finite are cut.
 
+    A feature is an indicator, or a column that the frame has besides its bars.
     Errors: DataError when no row is left, UnknownName for a feature or target that does not exist.
     """
     kinds = [TARGETS[check_name("target", target, TARGETS)] for target in task.targets]
     frame = klines.frame
     columns = list(dict.fromkeys([*task.features, *(column for column, _, _ in kinds), "log_close"]))
-    table = indicators.compute(frame, columns)
+    own = [column for column in columns if column in frame and column not in indicators.INDICATORS]
+    table = indicators.compute(frame, [column for column in columns if column not in own]).join(frame[own])
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.column_stack(
             [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]

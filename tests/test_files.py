@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cpbkit.data.files import read_klines, read_table
+from cpbkit.data.files import read_folder, read_klines, read_table
+from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
 from cpbkit.experiment import OHLC
 
@@ -332,3 +333,17 @@ def test_two_million_rows_load_in_seconds(tmp_path):
     assert len(read_klines(tmp_path / "BTCUSDT.parquet").frame) == rows
     assert len(read_table(tmp_path / "BTCUSDT.parquet")) == rows
     assert time.perf_counter() - start < 30  # about 3 on a quiet core
+
+
+def test_a_folder_gives_a_file_a_series(tmp_path):
+    market = make_market(["BTCUSDT", "ETHUSDT"], ["1h"], "2025-01-01", "2025-01-05")
+    market["BTCUSDT_1h"].frame.to_csv(tmp_path / "BTCUSDT_1h.csv")
+    market["ETHUSDT_1h"].frame.to_parquet(tmp_path / "ETHUSDT_1h.parquet")
+    found = read_folder(tmp_path, market)
+    for name, each in market.items():
+        pd.testing.assert_frame_equal(found[name].frame, each.frame, check_freq=False)
+    with pytest.raises(DataError, match=r"one file a series; got BTCUSDT_15m: 0\. There is BTCUSDT_1h\.csv"):
+        read_folder(tmp_path, ["BTCUSDT_15m"])
+    (tmp_path / "BTCUSDT_1h.json").write_text("[]")
+    with pytest.raises(DataError, match="BTCUSDT_1h: 2"):
+        read_folder(tmp_path, ["BTCUSDT_1h"])

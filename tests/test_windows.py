@@ -1,5 +1,6 @@
 """Windows: splits by time, scaling from train alone, gathering by index."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 from conftest import walk
 
-from cpbkit.errors import DataError
+from cpbkit.data.synthetic import make_market
+from cpbkit.errors import DataError, UnknownName
 from cpbkit.experiment import Task
-from cpbkit.windows import MIN_WINDOWS, Scaler, Series, Splits, Windows, from_table, origins, split
+from cpbkit.windows import MIN_WINDOWS, Scaler, Series, Splits, Windows, from_klines, from_table, origins, split
 
 TASK = Task(context=12, horizon=3)
 
@@ -120,3 +122,14 @@ def test_splits_name_their_dates():
     dates = split(series, TASK).dates(series)
     assert dates["train"] == ["2025-01-01T00:00", "2025-01-05T08:45"]
     assert isinstance(split(series, TASK), Splits)
+
+
+def test_a_column_beside_the_bars_can_be_a_feature():
+    klines = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01")["BTCUSDT_1h"]
+    frame = klines.frame.assign(SPY_return=np.arange(len(klines.frame)) / 1000)
+    series = from_klines(
+        dataclasses.replace(klines, frame=frame), Task(context=12, horizon=3, features=("close_return", "SPY_return"))
+    )
+    assert (series.inputs[:, 1] == frame["SPY_return"].to_numpy()[-len(series) :]).all()
+    with pytest.raises(UnknownName, match="SPY_return"):
+        from_klines(klines, Task(context=12, horizon=3, features=("SPY_return",)))

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from cpbkit.data.klines import validate
-from cpbkit.data.yahoo import fetch_context, join_context
+from cpbkit.data.yahoo import add_context, fetch_context, join_context
 from cpbkit.errors import DataError, SourceError, UnknownName
 
 NOW = pd.Timestamp("2025-06-10 14:40", tz="UTC")
@@ -153,3 +153,15 @@ def test_weekends_keep_the_last_close():
     )
     got = join_context(bars("2025-06-07 12:00", 24, "1h"), context)["SPY_close"]
     assert got.nunique() == 1 and got.notna().all()
+
+
+def test_context_stands_beside_the_bars_of_every_series():
+    days = pd.date_range("2025-05-20", periods=20, freq="D", tz="America/New_York")
+    download = Download(yahoo_frame(["SPY"], days))
+    klines = {"BTCUSDT_15m": bars("2025-06-02", 50), "BTCUSDT_1h": bars("2025-06-03", 30, "1h")}
+    beside = add_context(klines, ["SPY"], download=download)
+    assert download.asked[0][1]["interval"] == "1d"
+    for name, each in beside.items():
+        assert each.passport is klines[name].passport and each.frame.index.equals(klines[name].frame.index)
+        assert list(each.frame.columns[-2:]) == ["SPY_close", "SPY_return"]
+        assert each.frame["SPY_return"].notna().all()

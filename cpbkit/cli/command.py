@@ -173,8 +173,13 @@ which_bars = _options(
         help="A mirror of the REST host.  [env: CPBKIT_REST_URL]",
     ),
 )
-which_source = click.option(
-    "--source", type=click.Choice(["binance", "synthetic"]), help="Real bars, or the seeded market.  [default: binance]"
+which_source = _options(
+    click.option(
+        "--source",
+        type=click.Choice(["binance", "files", "synthetic"]),
+        help="The venue, your own files, or the seeded market.  [default: binance]",
+    ),
+    click.option("--folder", help="With --source files: where BTCUSDT_15m.csv and the others lie."),
 )
 change_settings = _options(
     click.option("--epochs", type=click.IntRange(1), help="At most so many."),

@@ -10,7 +10,7 @@ import pathlib
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -66,6 +66,19 @@ def read_klines(path: str | pathlib.Path, series: str = "") -> Klines:
         raise DataError(f"{path.name}: {series} was asked for, but the bars start {spacing} apart")
     files = [SourceFile(path.name, digest)]
     return validate(frame[~empty], series, source="file", files=files, now=pd.Timestamp.now("UTC"), notes=notes)
+
+
+def read_folder(folder: str | pathlib.Path, names: Iterable[str]) -> dict[str, Klines]:
+    """Read one file of bars a series, `BTCUSDT_15m.csv` or any other type that `read_klines` knows.
+
+    Errors: DataError for a series without a file, or with several.
+    """
+    paths = [path for path in sorted(pathlib.Path(folder).iterdir()) if path.is_file()]
+    found = {name: [path for path in paths if path.name.split(".")[0] == name] for name in names}
+    if wrong := [f"{name}: {len(some)}" for name, some in found.items() if len(some) != 1]:
+        there = ", ".join(path.name for path in paths[:20]) or "nothing"
+        raise DataError(f"{folder} must hold one file a series; got {', '.join(wrong)}. There is {there}")
+    return {name: read_klines(path, name) for name, (path,) in found.items()}
 
 
 def read_table(

@@ -4,6 +4,7 @@ Never a stand-in for the bars of a venue: Yahoo's crypto volumes have holes, so 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,19 @@ def join_context(klines: Klines, context: dict[str, pd.DataFrame]) -> pd.DataFra
         joined = pd.merge_asof(left, right, on="close_time", direction="backward")
         columns |= {name: joined[name].to_numpy() for name in right.columns[1:]}
     return pd.DataFrame(columns, index=klines.frame.index)
+
+
+def add_context(
+    bars: dict[str, Klines], tickers: Iterable[str], *, download: Callable[..., pd.DataFrame] | None = None
+) -> dict[str, Klines]:
+    """Return the bars with the columns of `join_context` beside them, from daily bars of the tickers.
+
+    Daily, because Yahoo keeps finer ones for some weeks only. Errors: as `fetch_context`.
+    """
+    days = [day for each in bars.values() for day in (each.frame.index[0], each.frame.index[-1])]
+    first, last = min(days) - pd.Timedelta(days=7), max(days)  # a week: the first bar needs a closed one, and holidays
+    context = fetch_context(tickers, "1d", f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}", download=download)
+    return {name: replace(each, frame=each.frame.join(join_context(each, context))) for name, each in bars.items()}
 
 
 def _yfinance() -> Callable[..., pd.DataFrame]:
