@@ -116,7 +116,7 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
     monkeypatch.setitem(PRESETS, "quick", small)
     monkeypatch.setattr("cpbkit.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
-    monkeypatch.setattr("cpbkit.plan.cores", lambda: 1)  # a process of its own would not see the small preset
+    monkeypatch.setattr("cpbkit.plan.count_cores", lambda: 1)  # a process of its own would not see the small preset
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
     assert "BTCUSDT_1h" in capsys.readouterr().out and (tmp_path / "runs/first/report.html").exists()
