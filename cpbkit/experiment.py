@@ -1,4 +1,4 @@
-"""What a run is: frozen, flat settings, and the table of presets."""
+"""What a run is: frozen, flat settings."""
 
 import dataclasses
 import datetime as dt
@@ -12,13 +12,6 @@ COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
 OHLC = ("open", "high", "low", "close")
 OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
-# The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
-# come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
-V7_FEATURES = (*OHLC_RETURNS, "rsi", "macd_rel", "macd_signal_rel", "bb_upper_rel", "bb_lower_rel")
-V7_FEATURES = (*V7_FEATURES, "bb_width", "volatility", "atr_rel")
-V8_FEATURES = (*OHLC_RETURNS, "rsi", "macd_rel", "macd_signal_rel", "roc", "bb_upper_rel", "bb_lower_rel")
-V8_FEATURES = (*V8_FEATURES, "bb_width", "bb_position", "volatility", "atr_rel", "volume_norm")
-NETWORK = ("delay", "jitter", "loss", "send_rate", "receive_rate", "bandwidth")  # of synthetic.make_network_trace
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Training:
 class Experiment:
     """A run, whole: with the code and the bars it says everything that decides the result."""
 
-    preset: str = "gru"  # a key of PRESETS
+    preset: str = "gru"  # a key of cpbkit.presets.PRESETS
     data: Data = field(default_factory=Data)
     task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)
@@ -211,162 +204,6 @@ def vary(experiment: Experiment, **settings) -> Experiment:
         check_name("setting", name, owner)
         changes.setdefault(owner[name], {})[name] = value
     return replace(experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()})
-
-
-ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
-# Keras lowers the rate at the 8th epoch without a better one, torch after the 8th.
-KERAS_PLATEAU = {"schedule": "plateau", "schedule_epochs": 7, "patience": 20, "optimizer": "adam", "clip_norm": 0.0}
-V4_LSTM = Training(
-    epochs=200,
-    batch=32,
-    optimizer="adam",
-    weight_decay=1e-5,
-    schedule="step",
-    schedule_epochs=30,
-    patience=20,
-    teacher_forcing=0.5,
-)
-LTSF = Training(  # Zeng et al. 2023, github.com/cure-lab/LTSF-Linear
-    epochs=10,
-    batch=32,
-    optimizer="adam",
-    learning_rate=5e-3,
-    schedule="step",
-    schedule_epochs=1,
-    patience=3,
-    clip_norm=0.0,
-)
-LTSF_RATES = replace(LTSF, learning_rate=5e-4)  # theirs for exchange rates, which wander as prices do
-LINEAR_TASK = Task(context=336, horizon=10, features=("log_close",), target_scale="standard")
-
-# What all presets of the sources share with each other and not with the sources: inputs are log ratios scaled by train
-# rows alone (not by candle, nor by the whole series), targets are log changes from the last close, splits have a purge
-# gap and a test part, train windows are shuffled, validation runs free.
-PRESETS: dict[str, Experiment] = {
-    # The kit's own: a GRU small enough for two CPU cores.
-    "quick": Experiment(
-        preset="quick",
-        task=Task(context=32, horizon=4),
-        model=Model(name="gru", width=16, layers=1, heads=1, dropout=0.0),
-        training=Training(epochs=12, batch=64, learning_rate=3e-3, weight_decay=1e-4, schedule="cosine", patience=5),
-    ),
-    # cpbv2 v4_train_transformer.py. Weight decay is what torch's AdamW takes unasked.
-    "transformer": Experiment(
-        preset="transformer",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="transformer", width=128, layers=2, heads=8, dropout=0.1),
-        training=Training(epochs=50, batch=128, weight_decay=0.01, schedule="cosine", patience=10, teacher_forcing=0.5),
-    ),
-    # cpbv2 v4_train_fast_gru.py.
-    "gru": Experiment(
-        preset="gru",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="gru", width=128, layers=2, dropout=0.3),
-        training=Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5),
-    ),
-    # cpbv2 v4_train_unified.py.
-    "seq2seq_lstm": Experiment(
-        preset="seq2seq_lstm",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="lstm", width=256, layers=2, heads=4, dropout=0.3),
-        training=V4_LSTM,
-    ),
-    # cpbv2 v4_model_cuda_forced_v2.py, trained as v4_train_cuda_v2.py does.
-    "forced_lstm": Experiment(
-        preset="forced_lstm",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="forced_lstm", width=256, layers=2, heads=4, dropout=0.3),
-        training=V4_LSTM,
-    ),
-    # trainer V7_CLASSIC.py. A weight of the source is one of a whole head, and shared by its targets.
-    "v7_classic": Experiment(
-        preset="v7_classic",
-        task=Task(
-            context=60,
-            horizon=10,
-            features=V7_FEATURES,
-            targets=(*OHLC, "bb_upper", "bb_lower", "volatility"),
-            target_weights=(0.25, 0.25, 0.25, 0.25, 0.4, 0.4, 0.3),
-        ),
-        model=Model(name="bilstm", width=128, dropout=0.3),
-        training=Training(epochs=100, batch=16, learning_rate=5e-4, min_learning_rate=1e-6, **KERAS_PLATEAU),
-    ),
-    # trainer V8_FULL_V7_ALIGNED.py. Weight decay is its L2 of 1e-5, whose gradient is twice that; its L1 is left out.
-    "v7_seed": Experiment(
-        preset="v7_seed",
-        task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
-        model=Model(name="bilstm_dense", width=256, dropout=0.3),
-        training=Training(
-            epochs=200,
-            batch=16,
-            learning_rate=5e-4,
-            weight_decay=2e-5,
-            clip_value=1.0,
-            min_learning_rate=1e-7,
-            **KERAS_PLATEAU,
-        ),
-    ),
-    # trainer V8_STABLE.py.
-    "v8_stable": Experiment(
-        preset="v8_stable",
-        task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
-        model=Model(name="bilstm_dense", width=256, dropout=0.3),
-        training=Training(epochs=150, batch=32, clip_value=1.0, min_learning_rate=1e-7, **KERAS_PLATEAU),
-    ),
-    # bcgcc, the settings after its FIX_SUMMARY.md; for a network trace, not for bars. It repeated whole files that have
-    # losses, 5 to 10 times, in validation and test too; here the windows with losses are, in train alone.
-    "bandwidth": Experiment(
-        preset="bandwidth",
-        task=Task(
-            context=10,
-            horizon=1,
-            features=NETWORK,
-            targets=("bandwidth",),
-            train=0.8,
-            validation=0.1,
-            target_scale="range",
-            ranges=(
-                ("delay", 0.0, 10_000.0),
-                ("jitter", 0.0, 3_000.0),
-                ("loss", 0.0, 1.0),
-                *((rate, 0.0, 10e6) for rate in ("send_rate", "receive_rate", "bandwidth")),
-            ),
-            weights=(("loss", 0.01, 10.0), ("delay", 300.0, 5.0)),
-            repeats=(("loss", 0.01, 5),),
-        ),
-        model=Model(name="lstm_dense", width=128, layers=2, dropout=0.2),
-        training=Training(
-            epochs=100,
-            steps=300,  # theirs has 4,827, of 1.2 million windows
-            batch=256,
-            optimizer="adam",
-            learning_rate=1e-4,
-            weight_decay=1e-5,
-            schedule="plateau",
-            schedule_epochs=5,
-            min_learning_rate=1e-6,
-            patience=10,
-        ),
-    ),
-    "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_RATES),
-    "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_RATES),
-    # The floor of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
-    "ridge_ar": Experiment(
-        preset="ridge_ar",
-        task=Task(context=48, horizon=10, **ALL_OHLC),
-        model=Model(name="ridge_ar"),
-        training=Training(epochs=1, steps=1),
-    ),
-    # Lin et al. 2023, github.com/lss-1138/SegRNN.
-    "segrnn": Experiment(
-        preset="segrnn",
-        task=Task(context=96, horizon=24, features=("log_close",), target_scale="standard"),
-        model=Model(name="segrnn", width=512, dropout=0.5),
-        training=Training(epochs=30, batch=256, optimizer="adam", learning_rate=1e-4, patience=10, clip_norm=0.0),
-    ),
-}
-# trainer V8_ALIGNED_WITH_V7.py is V7_CLASSIC.py with another folder for its output.
-PRESETS["v8_aligned"] = replace(PRESETS["v7_classic"], preset="v8_aligned")
 
 
 def derive_seed(*parts: object) -> int:

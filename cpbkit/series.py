@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from cpbkit.errors import CpbkitError, check_name
-from cpbkit.experiment import LTSF, PRESETS, Experiment, Model, vary
+from cpbkit.experiment import Experiment, Model, vary
 from cpbkit.models import zoo
+from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
 from cpbkit.train import Fit, fit, precision
 from cpbkit.windows import Windows, from_table, split_rows

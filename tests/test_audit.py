@@ -13,7 +13,8 @@ from cpbkit.audit import Column
 from cpbkit.data.klines import validate
 from cpbkit.data.synthetic import make_market
 from cpbkit.evaluate import judge_heads
-from cpbkit.experiment import PRESETS, Task, vary
+from cpbkit.experiment import Task, vary
+from cpbkit.presets import PRESETS
 from cpbkit.windows import from_klines, split
 
 TASK = Task(context=16, horizon=4, features=("close_return", "rsi"))

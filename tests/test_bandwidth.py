@@ -8,8 +8,9 @@ import torch
 
 from cpbkit.data.synthetic import make_network_trace
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import PRESETS, Task, from_json, to_json, vary
+from cpbkit.experiment import Task, from_json, to_json, vary
 from cpbkit.models import zoo
+from cpbkit.presets import PRESETS
 from cpbkit.stack import Stack
 from cpbkit.train import Fit, fit
 from cpbkit.windows import Windows, from_table

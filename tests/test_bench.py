@@ -18,9 +18,10 @@ from cpbkit.bench.mirror import serve
 from cpbkit.bench.sweep import Effort, bench_sweep, choose_cases, count_flops
 from cpbkit.bench.twins import TWINS
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import OHLC, PRESETS, Task, vary
+from cpbkit.experiment import OHLC, Task, vary
 from cpbkit.indicators import INDICATORS, compute
 from cpbkit.plan import Plan
+from cpbkit.presets import PRESETS
 
 CPU = torch.device("cpu")
 TASK = Task(context=30, horizon=4, targets=OHLC, target_weights=(1.0, 0.5, 0.25, 2.0))

@@ -20,7 +20,8 @@ from cpbkit.cli.main import cpbkit
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
-from cpbkit.experiment import PRESETS, to_json, vary
+from cpbkit.experiment import to_json, vary
+from cpbkit.presets import PRESETS
 
 
 def run(*arguments, cli=cpbkit):

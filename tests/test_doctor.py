@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from cpbkit.errors import UnknownName
-from cpbkit.experiment import PRESETS
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
 from cpbkit.gpu_check.probes import HostClock
 from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.trials import Gain, compare, try_fixes
+from cpbkit.presets import PRESETS
 
 
 class Clock(HostClock):

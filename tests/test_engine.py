@@ -8,7 +8,8 @@ import torch
 from conftest import walk
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpbkit.experiment import PRESETS, vary
+from cpbkit.experiment import vary
+from cpbkit.presets import PRESETS
 from cpbkit.train import Fit, assemble, fit
 
 SMALL = vary(

@@ -10,9 +10,10 @@ from test_naive import make_series, walk
 
 from cpbkit.errors import CpbkitError, DataError
 from cpbkit.evaluate import judge_heads, verdicts
-from cpbkit.experiment import PRESETS, Task, vary
+from cpbkit.experiment import Task, vary
 from cpbkit.folds import folds, judge_folds, refit
 from cpbkit.models import naive
+from cpbkit.presets import PRESETS
 from cpbkit.windows import split
 
 TASK = Task(context=8, horizon=2, train=0.6, validation=0.2)

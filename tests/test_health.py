@@ -9,7 +9,8 @@ from conftest import walk
 from torch import nn
 
 from cpbkit import health, sweep
-from cpbkit.experiment import PRESETS, vary
+from cpbkit.experiment import vary
+from cpbkit.presets import PRESETS
 from cpbkit.train import mean_losses
 from cpbkit.windows import Windows, split
 from cpbkit.work import Result, Unit, work

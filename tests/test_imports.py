@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 LAYERS = (
-    """errors experiment atomic clock indicators metrics data.klines data.venue data.archive models.layers
+    """errors experiment presets atomic clock indicators metrics data.klines data.venue data.archive models.layers
     gpu_check.chips gpu_check.environment gpu_check.diagnosis gpu_check.guard gpu_check.rnn_path gpu_check.trace""",
     """data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run
     models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.monitor

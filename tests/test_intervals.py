@@ -9,9 +9,10 @@ from test_naive import make_series
 from test_report import Page
 
 from cpbkit import metrics
-from cpbkit.experiment import PRESETS, Task, vary
+from cpbkit.experiment import Task, vary
 from cpbkit.intervals import LEAST, POINTS, QUANTILES, conformal_intervals, judge_intervals
 from cpbkit.plots.verdict import coverage_figure
+from cpbkit.presets import PRESETS
 from cpbkit.report import write_report
 from cpbkit.sweep import sweep
 from cpbkit.windows import split

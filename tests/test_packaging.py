@@ -14,7 +14,8 @@ import pytest
 from conftest import ROOT
 
 from cpbkit.data.synthetic import make_market
-from cpbkit.experiment import PRESETS, vary
+from cpbkit.experiment import vary
+from cpbkit.presets import PRESETS
 
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")

@@ -5,8 +5,9 @@ from conftest import walk
 
 from cpbkit import plan as module
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import PRESETS, vary
+from cpbkit.experiment import vary
 from cpbkit.plan import Trial, make_plan
+from cpbkit.presets import PRESETS
 
 EXPERIMENT = vary(PRESETS["quick"], width=4, context=12, epochs=50)
 SERIES = {f"S{i}": walk(f"S{i}", 500 + 100 * i) for i in range(5)}

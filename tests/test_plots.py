@@ -14,13 +14,14 @@ from cpbkit import evaluate
 from cpbkit.data.klines import Gap, Passport, validate
 from cpbkit.errors import DataError
 from cpbkit.evaluate import Judgement
-from cpbkit.experiment import PRESETS, vary
+from cpbkit.experiment import vary
 from cpbkit.health import check_results
 from cpbkit.plots import style, sweep, timeline
 from cpbkit.plots.market import candle_figure, passport_figure
 from cpbkit.plots.sweep import SweepFigure, loss_figure, relative, sweep_figure
 from cpbkit.plots.timeline import memory_figure
 from cpbkit.plots.verdict import echo_lag, forecast_figure, health_figure, verdict_figure
+from cpbkit.presets import PRESETS
 from cpbkit.windows import Series
 
 EXPERIMENT = vary(PRESETS["quick"], source="synthetic", start="2023-03-01", end="2023-06-30")

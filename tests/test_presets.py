@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cpbkit import indicators
-from cpbkit.experiment import NETWORK, PRESETS, Task, from_json, to_json, vary
+from cpbkit.experiment import Task, from_json, to_json, vary
 from cpbkit.models import zoo
+from cpbkit.presets import NETWORK, PRESETS
 from cpbkit.stack import Stack
 from cpbkit.train import Fit, fit
 from cpbkit.windows import TARGETS, Series, Windows

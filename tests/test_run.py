@@ -9,7 +9,8 @@ import pytest
 
 from cpbkit import atomic
 from cpbkit.errors import RunError
-from cpbkit.experiment import PRESETS, vary
+from cpbkit.experiment import vary
+from cpbkit.presets import PRESETS
 from cpbkit.run import LEDGER, Run
 
 QUICK = PRESETS["quick"]
@@ -35,7 +36,7 @@ def test_another_experiment_is_refused_with_the_difference(tmp_path):
 
 def test_a_second_sweep_is_refused_and_told_who_the_first_is(tmp_path):
     child = (
-        "import sys; from cpbkit.run import Run; from cpbkit.experiment import PRESETS\n"
+        "import sys; from cpbkit.run import Run; from cpbkit.presets import PRESETS\n"
         "try:\n    Run(sys.argv[1]).writing(PRESETS['quick']).__enter__()\n"
         "except Exception as e: print(e)\nelse: print('took it')"
     )

@@ -15,8 +15,9 @@ from cpbkit import work
 from cpbkit.data import binance, synthetic
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judgements, verdicts
-from cpbkit.experiment import PRESETS, SYMBOLS, vary
+from cpbkit.experiment import SYMBOLS, vary
 from cpbkit.plan import Plan
+from cpbkit.presets import PRESETS
 from cpbkit.run import Run
 from cpbkit.sweep import sweep
 

@@ -22,7 +22,8 @@ from cpbkit.data.binance import Hosts, fetch_klines
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines
 from cpbkit.data.store import Store
 from cpbkit.data.synthetic import make_market
-from cpbkit.experiment import PRESETS, SYMBOLS
+from cpbkit.experiment import SYMBOLS
+from cpbkit.presets import PRESETS
 from cpbkit.windows import Windows
 
 INTERVALS = ("15m", "1h")

@@ -5,7 +5,8 @@ import math
 
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines
 from cpbkit.data.synthetic import make_market, make_network_trace
-from cpbkit.experiment import NETWORK, SYMBOLS, Task
+from cpbkit.experiment import SYMBOLS, Task
+from cpbkit.presets import NETWORK
 from cpbkit.windows import Series, from_klines, from_table
 
 INTERVAL = "15m"

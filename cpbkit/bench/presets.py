@@ -13,8 +13,9 @@ from cpbkit.bench.market import BARS, make_series
 from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
-from cpbkit.experiment import PRESETS, Experiment, vary
+from cpbkit.experiment import Experiment, vary
 from cpbkit.plan import FORWARD_SHARE, make_plan
+from cpbkit.presets import PRESETS
 from cpbkit.windows import Series, split
 from cpbkit.work import Result, Unit, work
 

@@ -17,10 +17,11 @@ from cpbkit.bench.market import make_series
 from cpbkit.bench.stacks import measure_stacks
 from cpbkit.bench.twins import TWINS
 from cpbkit.errors import check_name
-from cpbkit.experiment import PRESETS, Experiment, vary
+from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.environment import count_cores
 from cpbkit.models import zoo
 from cpbkit.plan import Plan, make_plan
+from cpbkit.presets import PRESETS
 from cpbkit.windows import Series
 
 MODELS = 40

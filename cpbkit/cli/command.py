@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 import click
 
 from cpbkit.errors import CpbkitError, UnknownName, check_name
-from cpbkit.experiment import COINS, PARTS, PRESETS, Experiment, vary
+from cpbkit.experiment import COINS, PARTS, Experiment, vary
+from cpbkit.presets import PRESETS
 
 GO_ON = "Nothing is left half done; the same command goes on from here."
 

@@ -20,7 +20,8 @@ from cpbkit.cli.command import (
     which_source,
 )
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import PRESETS, Experiment, vary
+from cpbkit.experiment import Experiment, vary
+from cpbkit.presets import PRESETS
 
 
 @click.command(cls=Command, examples=("cpbkit demo", "cpbkit demo --run runs/first"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cpbkit.errors import check_name
-from cpbkit.experiment import PRESETS, Experiment
+from cpbkit.experiment import Experiment
 from cpbkit.gpu_check.chips import CHIPS
 from cpbkit.gpu_check.diagnosis import Diagnosis, decide
 from cpbkit.gpu_check.environment import Report, check_environment
@@ -19,6 +19,7 @@ from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.gpu_check.preflight import Prediction, preflight
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
+from cpbkit.presets import PRESETS
 from cpbkit.train import assemble, loss_per_model, precision
 from cpbkit.windows import Series, from_table
 
