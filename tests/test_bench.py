@@ -247,9 +247,9 @@ def test_a_peer_is_timed_in_its_own_python(monkeypatch, tmp_path):
     fake = tmp_path / "fake.py"
     fake.write_text(
         "import json, sys; spec = json.load(sys.stdin)\n"
-        "assert spec['context'] == 32 and spec['width'] == 16 and spec['steps'] == [10, 60]\n"
+        "assert spec['context'] == 32 and spec['width'] == 16 and spec['steps'] == 60\n"
         "print('a library that talks')\n"
-        "print(json.dumps({'seconds_a_step': 0.1, 'seconds_a_fit': 1.0, 'threads': 1}))\n"
+        "print(json.dumps({'seconds_a_step': 0.1, 'seconds_besides': 1.0, 'threads': 1}))\n"
     )
     monkeypatch.setattr(peers, "SCRIPT", fake)
     monkeypatch.setattr(peers, "install", lambda library, folder: (sys.executable, "9.9"))

@@ -154,11 +154,11 @@ def _peers(peers: dict) -> list[str]:
             figures(row["theirs"]),
             figures(row["ours"]),
             f"{row['ratio']:.2f}x",
-            duration(row["seconds_a_fit"]),
+            duration(row["seconds_besides"]),
         ]
         for row in peers["rows"]
     ]
-    head = ["library", "version", "model", "its steps/s", "engine's", "engine / library", "its time a fit beside steps"]
+    head = ["library", "version", "model", "its steps/s", "engine's", "engine / library", "a fit besides steps"]
     lines = ["Peers, one model a series, steps of one model a second:", *(table(head, rows) if rows else ["none"])]
     return lines + [f"{library}: {why}" for library, why in peers["missing"].items()]
 
