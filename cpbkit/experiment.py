@@ -19,7 +19,7 @@ class Data:
     """Which bars."""
 
     source: str = "binance"  # binance | files | synthetic
-    folder: str = ""  # where the files lie, one a series: BTCUSDT_15m.csv, or any other type that read_klines knows
+    files: str = ""  # the folder of the files, one a series: BTCUSDT_15m.csv, or any other type that read_klines knows
     market: str = "spot"  # spot | um (USD-M futures)
     symbols: tuple[str, ...] = SYMBOLS  # exchange symbols
     intervals: tuple[str, ...] = ("15m", "1h")  # bar lengths
@@ -30,8 +30,8 @@ class Data:
 
     def __post_init__(self):
         check_name("source", self.source, ("binance", "files", "synthetic"))
-        if (self.source == "files") != bool(self.folder):
-            raise CpbkitError(f"source 'files' goes with a folder; got {self.source!r} and {self.folder!r}")
+        if (self.source == "files") != bool(self.files):
+            raise CpbkitError(f"source 'files' goes with the folder of the files; got {self.source!r}, {self.files!r}")
         check_name("market", self.market, ("spot", "um"))
         if not self.symbols or not self.intervals:
             raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")

@@ -68,7 +68,7 @@ class Run:
                 atomic.write_bytes(self.folder / EXPERIMENT, to_json(experiment).encode())
             for part in ("models", "progress"):
                 (self.folder / part).mkdir(exist_ok=True)
-            self._mend_ledger()
+            self._mend()
             yield self
         finally:
             holder.unlink(missing_ok=True)
@@ -93,8 +93,10 @@ class Run:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def _mend_ledger(self) -> None:
-        """Drop the half line that a kill may have left at the end of the ledger."""
+    def _mend(self) -> None:
+        """Drop what a kill may have left: half a line at the end of the ledger, files that have no name yet."""
+        for part in self.folder.rglob(".*.part"):
+            part.unlink()
         path = self.folder / LEDGER
         if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
             atomic.write_bytes(path, content[: content.rfind(b"\n") + 1])

@@ -285,7 +285,7 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
         bars = synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
     elif data.source == "files":
         tell("reading files")
-        bars = files.read_folder(data.folder, experiment.series)
+        bars = files.read_folder(data.files, experiment.series)
     else:
 
         def progress(done: int, total: int, size: int, text: str) -> None:

@@ -180,6 +180,14 @@ def test_fetch_shows_what_could_be_had_and_fails(monkeypatch):
     assert shown.exit_code == 1 and "HTTP 503" in shown.output and "BTCUSDT_1h" in shown.output
 
 
+def test_files_of_ones_own_are_swept(tmp_path):
+    for name, each in make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01").items():
+        each.frame.to_csv(tmp_path / f"{name}.csv")
+    wish = ["--files", tmp_path, "--symbols", "BTC", "--intervals", "1h", "--epochs", "1", "--executor", "local"]
+    shown = run("sweep", *wish, "--run", tmp_path / "run")
+    assert shown.exit_code == 0 and "1 of 1 done" in shown.output
+
+
 def test_a_folder_without_a_run_is_told(tmp_path):
     for command in ("status", "verdict"):
         shown = run(command, tmp_path)

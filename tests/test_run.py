@@ -63,6 +63,14 @@ def test_half_a_line_at_the_end_of_the_ledger_is_dropped(tmp_path):
     assert [line["series"] for line in Run(tmp_path).results()] == ["A", "C"]
 
 
+def test_files_that_a_kill_left_without_a_name_are_dropped(tmp_path):
+    with Run(tmp_path).writing(QUICK):
+        pass
+    (tmp_path / "models/.A.safetensors.1f.part").write_bytes(b"half")
+    with Run(tmp_path).writing(QUICK):
+        assert not list(tmp_path.rglob("*.part"))
+
+
 def test_no_run_folder_and_damaged_settings_are_said(tmp_path):
     with pytest.raises(RunError, match=r"no run folder: it has no experiment\.json"):
         _ = Run(tmp_path).experiment

@@ -147,7 +147,7 @@ def test_a_series_that_cannot_be_had_now_is_trained_when_it_can(tmp_path, undist
 def test_files_of_ones_own_are_swept(tmp_path):
     for name, each in module.load_klines(TINY).items():
         each.frame.to_csv(tmp_path / f"{name}.csv")
-    experiment = vary(TINY, source="files", folder=str(tmp_path), symbols=TINY.data.symbols[:2], epochs=1)
+    experiment = vary(TINY, source="files", files=str(tmp_path), symbols=TINY.data.symbols[:2], epochs=1)
     results = sweep(experiment, tmp_path / "run", executor="local")
     assert [line["status"] for line in results] == ["done", "done"]
     assert not any(line["synthetic"] for line in results)

@@ -180,7 +180,7 @@ which_source = _options(
         type=click.Choice(["binance", "files", "synthetic"]),
         help="The venue, your own files, or the seeded market.  [default: binance]",
     ),
-    click.option("--folder", help="With --source files: where BTCUSDT_15m.csv and the others lie."),
+    click.option("--files", metavar="FOLDER", help="Of your own bars, such as BTCUSDT_15m.csv."),
 )
 change_settings = _options(
     click.option("--epochs", type=click.IntRange(1), help="At most so many."),
@@ -196,6 +196,8 @@ which_settings = _options(
 def experiment_of(preset: str, settings: dict, **given) -> Experiment:
     """Return the preset with what was given on the command line; what is None was not given."""
     given = {name: value for name, value in given.items() if value is not None}
+    if "files" in given:
+        given.setdefault("source", "files")
     try:
         experiment = vary(PRESETS[preset], **settings, **given)
     except CpbkitError as error:
