@@ -6,10 +6,13 @@ from cpbkit.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Train
 
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
 # come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
-V7_FEATURES = (*OHLC_RETURNS, "rsi", "macd_rel", "macd_signal_rel", "bb_upper_rel", "bb_lower_rel")
-V7_FEATURES = (*V7_FEATURES, "bb_width", "volatility", "atr_rel")
-V8_FEATURES = (*OHLC_RETURNS, "rsi", "macd_rel", "macd_signal_rel", "roc", "bb_upper_rel", "bb_lower_rel")
-V8_FEATURES = (*V8_FEATURES, "bb_width", "bb_position", "volatility", "atr_rel", "volume_norm")
+V7_FEATURES = OHLC_RETURNS + tuple(
+    "rsi macd_rel macd_signal_rel bb_upper_rel bb_lower_rel bb_width volatility atr_rel".split()
+)
+V8_FEATURES = OHLC_RETURNS + tuple(
+    "rsi macd_rel macd_signal_rel roc bb_upper_rel bb_lower_rel bb_width bb_position volatility atr_rel"
+    " volume_norm".split()
+)
 NETWORK = ("delay", "jitter", "loss", "send_rate", "receive_rate", "bandwidth")  # of synthetic.make_network_trace
 
 ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
