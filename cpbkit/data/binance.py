@@ -183,6 +183,8 @@ class _Fetch:
             damage = held.damage
             held = self.store.update(order.market, order.series, pieces, absent, order.listing)
             held = replace(held, damage=damage)
+        elif not trouble:
+            self.store.drop_parts(order.market, order.series)  # of a fetch that was killed after it had merged them
         return _finish(order, held, trouble)
 
     def _monthly(self, order: Order, held: Holding) -> list[Job]:

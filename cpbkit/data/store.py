@@ -168,7 +168,7 @@ class Store:
                 atomic.write_bytes(path, _to_parquet(held, series))
         except OSError as error:
             raise _cannot_write(self.folder, error) from None
-        self._drop_parts(market, series)
+        self.drop_parts(market, series)
         return held
 
     def keep_part(self, market: str, series: str, name: str, blob: bytes) -> None:
@@ -210,7 +210,7 @@ class Store:
                 path.unlink(missing_ok=True)
             removed.append(entry)
         for parts in (self.folder / "parts").glob(f"{market or '*'}/{series or '*'}"):
-            self._drop_parts(parts.parent.name, parts.name)
+            self.drop_parts(parts.parent.name, parts.name)
         return tuple(removed)
 
     def _files(self, market: str | None, series: str | None) -> tuple[Path, ...]:
@@ -219,7 +219,8 @@ class Store:
     def _parts(self, market: str, series: str) -> Path:
         return self.folder / "parts" / market / series
 
-    def _drop_parts(self, market: str, series: str) -> None:
+    def drop_parts(self, market: str, series: str) -> None:
+        """Forget the downloads that wait for `update`."""
         folder = self._parts(market, series)
         for path in folder.glob("*"):
             with contextlib.suppress(OSError):
