@@ -112,7 +112,9 @@ class AdditiveAttention(nn.Module):
         return self.memory(memory)
 
     def forward(self, query: Tensor, keys: Tensor, memory: Tensor) -> Tensor:
-        scores = self.score(torch.tanh((query @ self.query)[:, :, None] + keys))[..., 0]  # (M, B, L)
+        mixed = torch.tanh((query @ self.query)[:, :, None] + keys)
+        # As sums: a matrix product with one column is slow, and its gradient slower.
+        scores = (mixed * self.score.weight.mT[:, :, None]).sum(-1) + self.score.bias  # (M, B, L)
         return (scores.softmax(-1)[:, :, None] @ memory)[:, :, 0]
 
 
@@ -147,13 +149,17 @@ class Recurrent(nn.Module):
         ends: State = []
         for i, (input, hidden) in enumerate(zip(self.input, self.hidden, strict=True)):
             now = self.start(x) if state is None else state[i]
-            steps = []
-            for step in input(self.dropout(x) if i else x).unbind(2):  # L of (M, B, G D)
-                now = self.cell(step, hidden(now[0]), now)
-                steps.append(now[0])
-            x = torch.stack(steps, 2)  # (M, B, L, D)
+            x, now = self.scan(self.dropout(x) if i else x, now, input, hidden)  # (M, B, L, D)
             ends.append(now)
         return x, ends
+
+    def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
+        """Run one layer over x (M, B, L, C) from a state: (M, B, L, D), and the state after the last step."""
+        steps = []
+        for step in input(x).unbind(2):  # L of (M, B, G D)
+            now = self.cell(step, hidden(now[0]), now)
+            steps.append(now[0])
+        return torch.stack(steps, 2), now
 
 
 class GRU(Recurrent):
@@ -185,6 +191,18 @@ class LSTM(Recurrent):
         c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
 
+    def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
+        """Run one layer; on a CPU model by model, where torch's own LSTM is faster than M models step by step."""
+        if x.device.type != "cpu" or x.shape[2] == 1 or torch.is_autocast_enabled("cpu"):
+            return super().scan(x, now, input, hidden)
+        rows = []
+        for m in range(len(x)):
+            weights = input.weight[m].T, hidden.weight[m].T, input.bias[m, 0], hidden.bias[m, 0]
+            state = [tensor[m, None] for tensor in now]
+            rows.append(torch.lstm(x[m], state, weights, True, 1, 0.0, self.training, False, True))
+        x, h, c = zip(*rows, strict=True)
+        return torch.stack(x), (torch.cat(h), torch.cat(c))
+
 
 class BiLSTM(nn.Module):
     """One bidirectional layer of torch.nn.LSTM for M models: (M, B, L, C) -> (M, B, L, 2 D).
@@ -199,6 +217,9 @@ class BiLSTM(nn.Module):
         self.dropout = Dropout(dropout, all_bars=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu":
+            ahead, back = self.ahead(self.dropout(x))[0], self.back(self.dropout(x).flip(2))[0]
+            return torch.cat([ahead, back.flip(2)], -1)
         pairs = zip(self.ahead.named_parameters(), self.back.parameters(), strict=True)
         weights = {name: torch.cat([ahead, back]) for (name, ahead), back in pairs}
         both = torch.cat([self.dropout(x), self.dropout(x).flip(2)])  # (2 M, B, L, C)
