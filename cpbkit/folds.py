@@ -1,7 +1,6 @@
 """Rolling origins: a model refitted up to each piece of the test split, and all pieces judged together."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -10,8 +9,8 @@ import numpy as np
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import Judgement, evidence, judge
 from cpbkit.experiment import Experiment, Task
-from cpbkit.models import zoo
-from cpbkit.train import Fit, assemble, fit, forecast
+from cpbkit.series import train_alone
+from cpbkit.train import assemble, forecast
 from cpbkit.windows import Series, Splits, split
 
 Forecaster = Callable[[Series, Task, Splits], np.ndarray]  # fits, returns y of the test windows (W, H, K)
@@ -19,51 +18,38 @@ Forecaster = Callable[[Series, Task, Splits], np.ndarray]  # fits, returns y of 
 
 @dataclass(frozen=True)
 class Fold:
-    """One refit: the piece of every series that exists by then, and the task that splits it."""
+    """One refit: the rows of every series that exist by then, and the task that splits them."""
 
-    first: float  # share of the rows where the piece starts
-    last: float  # and ends
+    end: float  # share of the rows
     task: Task
 
     def cut(self, series: Series) -> Series:
         """Return the piece of a series that this fold may see."""
-        rows = slice(round(self.first * len(series)), round(self.last * len(series)))
-        columns = {f: getattr(series, f)[rows] for f in ("times", "inputs", "levels", "anchors")}
+        last = round(self.end * len(series))
+        columns = {f: getattr(series, f)[:last] for f in ("times", "inputs", "levels", "anchors")}
         return dataclasses.replace(series, **columns)
 
 
-def folds(task: Task, count: int, *, sliding: bool = False, embargo: int = 0) -> list[Fold]:
+def folds(task: Task, count: int) -> list[Fold]:
     """Share the test split of a task out to `count` folds, each with a model of its own, refitted up to there.
 
-    sliding: train keeps its length instead of growing. embargo: bars left out before each split on top of the
-    purge, which is at least the horizon. Nothing that follows a test is trained on, so none is needed after it.
+    A purge longer than the horizon is an embargo. Nothing that follows a test is trained on, so none is needed after.
     """
     if count < 1:
         raise CpbkitError(f"folds must be at least 1; got {count!r}")
     step = (1 - task.train - task.validation) / count
-    found = []
-    for i in range(count):
-        first, last = i * step if sliding else 0.0, 1 - (count - 1 - i) * step
-        share = last - first
-        part = dataclasses.replace(
-            task,
-            train=(share - task.validation - step) / share,
-            validation=task.validation / share,
-            purge=max(task.purge, task.horizon) + embargo,
-        )
-        found.append(Fold(first, last, part))
-    return found
+    ends = [1 - (count - i) * step for i in range(1, count + 1)]
+    return [
+        Fold(end, dataclasses.replace(task, train=1 - (task.validation + step) / end, validation=task.validation / end))
+        for end in ends
+    ]
 
 
-def judge_folds(
-    series: Series,
-    parts: Iterable[Fold],
-    forecaster: Forecaster,
-    model: str = "",
-) -> dict[str, Judgement]:
+def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, model: str = "") -> dict[str, Judgement]:
     """Refit and forecast over the folds, and judge all their test windows together, head by head.
 
     forecaster: fits on the piece it is handed and returns y of the test windows of its splits, (W, H, K).
+    model: its name; the floor of that name is left out.
     """
     by_head: dict[str, list[dict]] = {}
     for fold in parts:
@@ -89,19 +75,13 @@ def _pool(found: list[dict]) -> dict:
 def refit(experiment: Experiment, device: str = "cpu") -> Forecaster:
     """Return a forecaster that trains the experiment's model anew on each piece it is handed, alone.
 
-    Errors: CpbkitError when the training falls sick.
+    Errors: CpbkitError when the training falls ill.
     """
 
-    def forecaster(series, task, splits):
+    def forecaster(series: Series, task: Task, splits: Splits) -> np.ndarray:
         part = dataclasses.replace(experiment, task=task)
         windows, stack = assemble(part, [series], device)
-        steps = part.training.steps or math.ceil(len(splits.train) / part.training.batch)
-        (end,) = (
-            f for state in fit(Fit(stack), windows, part.training, steps) if not state.step for f in state.finished
-        )
-        if end.status != "done":
-            raise CpbkitError(f"{series.name} could not be refitted: {end.reason}")
-        net = zoo.restore(task, part.model, end.weights).to(windows.device, windows.inputs.dtype)
+        net, _ = train_alone(part, windows, stack)
         return forecast(net, windows, "test", [0])[0]
 
     return forecaster

@@ -16,7 +16,7 @@ from cpbkit.experiment import Experiment, Model, vary
 from cpbkit.models import zoo
 from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
-from cpbkit.train import Fit, fit, precision
+from cpbkit.train import Finished, Fit, fit, precision
 from cpbkit.windows import Windows, from_table, split_rows
 
 PERSISTENCE = "persistence"
@@ -106,7 +106,11 @@ def run_series(
     windows = Windows([series], task, device, dtype, [splits])
     net, about = None, {}
     if experiment.model.name != PERSISTENCE:
-        net, about = _train(windows, experiment, on_progress)
+        begun = time.monotonic()
+        stack = Stack(lambda m: zoo.build(m, task, experiment.model), [name], training, device, dtype)
+        net, end = train_alone(experiment, windows, stack, on_progress)
+        about = {"parameters": stack.parameters, "epochs": end.epochs, "best_epoch": end.best_epoch}
+        about["seconds"] = time.monotonic() - begun
     on_progress("testing")
     with precision(training, device) as autocast, autocast:
         errors, floor = _errors(net, windows)
@@ -129,30 +133,26 @@ def run_series(
     )
 
 
-def _train(windows: Windows, experiment: Experiment, on_progress: Callable[[str], None]) -> tuple[nn.Module, dict]:
-    """Return the network with its best weights, and what to say of its training."""
-    training, name = experiment.training, windows.series[0].name
-    steps = training.steps or math.ceil(len(windows.splits[0].train) / training.batch)
-    stack = Stack(
-        lambda models: zoo.build(models, windows.task, experiment.model),
-        [name],
-        training,
-        windows.device,
-        windows.inputs.dtype,
-    )
-    parameters, begun = stack.parameters, time.monotonic()
+def train_alone(
+    experiment: Experiment, windows: Windows, stack: Stack, on_progress: Callable[[str], None] = lambda text: None
+) -> tuple[nn.Module, Finished]:
+    """Train the one model of a stack to its end; return the network with its best weights, and how it ended.
+
+    Errors: CpbkitError for a training that fell ill.
+    """
+    training, (name,) = experiment.training, stack.names
+    steps = training.steps or math.ceil(len(windows.origins["train"][0]) / training.batch)
     for state in fit(Fit(stack), windows, training, steps):
         if state.step == 0 and not state.finished:
             best = min(state.curves[name]["validation"])
             on_progress(f"epoch {state.epoch} of {training.epochs}, best validation loss {best:.4f}")
         elif state.step % 16 == 1:
             on_progress(f"epoch {state.epoch + 1} of {training.epochs}, step {state.step} of {steps}")
-    (finished,) = state.finished
-    if finished.status != "done":
-        raise CpbkitError(f"{name} fell ill: {finished.reason}")
-    about = {"parameters": parameters, "epochs": finished.epochs, "best_epoch": finished.best_epoch}
-    net = zoo.restore(windows.task, experiment.model, finished.weights).to(windows.device, windows.inputs.dtype)
-    return net, about | {"seconds": time.monotonic() - begun}
+    (end,) = state.finished
+    if end.status != "done":
+        raise CpbkitError(f"{name} fell ill: {end.reason}")
+    net = zoo.restore(windows.task, experiment.model, end.weights)
+    return net.to(windows.device, windows.inputs.dtype), end
 
 
 @torch.no_grad()
