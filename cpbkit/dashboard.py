@@ -16,7 +16,7 @@ from cpbkit.plots.style import Picture, amount, duration, label
 from cpbkit.plots.sweep import SweepFigure, loss_figure
 
 if TYPE_CHECKING:  # it loads torch, which a view does not need
-    from cpbkit.sweep import State
+    from cpbkit.progress import State
 
 SHARE = 0.01  # of the sweep's time that a live view may take
 PERIOD = 1.5  # s between two pictures at the least

@@ -1,14 +1,17 @@
 """Where units of work run: in this process, in a process a core or device, or on a Ray cluster."""
 
+import contextlib
 import multiprocessing
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from cpbkit.errors import CpbkitError
 
-Work = Callable  # unit, a dataclass with a name and a checkpoint -> iterator of messages
+Work = Callable  # unit, a dataclass with a name, a device and a checkpoint -> iterator of messages
 RETRIES = 3  # of a unit whose node is lost
 
 
@@ -22,52 +25,65 @@ def local(units: Sequence, work: Work) -> Iterator:
         yield from work(unit)
 
 
-def processes(units: Sequence, work: Work, workers: int) -> Iterator:
-    """Run the units in up to `workers` spawned processes; the messages of one unit keep their order.
+def processes(units: Sequence, work: Work, devices: Sequence[str]) -> Iterator:
+    """Run the units in spawned processes, one for each of `devices`; the messages of one unit keep their order.
 
+    A process lives for all its units, since starting one costs seconds.
     Errors: WorkerLost with the unit's own traceback, or its exit code when it was killed.
     """
     context = multiprocessing.get_context("spawn")
-    waiting, running = list(units), {}
+    waiting = deque(units)
+    workers: dict[Connection, tuple[BaseProcess, str]] = {}
+    running: dict[Connection, str] = {}  # names of units
+
+    def give(pipe: Connection) -> None:
+        unit = replace(waiting.popleft(), device=workers[pipe][1])
+        running[pipe] = unit.name
+        with contextlib.suppress(BrokenPipeError):  # it is gone, which the next reading tells
+            pipe.send(unit)
+
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                unit = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_serve, args=(unit, work, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                running[ours] = (unit.name, process)
+        for device in devices[: len(waiting)]:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            workers[ours] = process, device
+        for pipe in workers:
+            give(pipe)
+        while running:
             for pipe in wait(list(running)):
-                name, process = running[pipe]
                 try:
                     message, error = pipe.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):
+                    process = workers[pipe][0]
                     process.join()
                     raise WorkerLost(
-                        f"the process of unit {name} ended with exit code {process.exitcode}. Often that is the "
-                        "system taking back memory; the same command goes on where it stopped"
+                        f"the process of unit {running[pipe]} ended with exit code {process.exitcode}. Often that is "
+                        "the system taking back memory; the same command goes on where it stopped"
                     ) from None
                 if error:
-                    raise WorkerLost(f"the unit {name} failed:\n{error}")
-                if message is None:
-                    process.join()
-                    del running[pipe]
-                else:
+                    raise WorkerLost(f"the unit {running[pipe]} failed:\n{error}")
+                if message is not None:
                     yield message
+                    continue
+                del running[pipe]
+                if waiting:
+                    give(pipe)
     finally:
-        for _, process in running.values():
+        for process, _ in workers.values():
             process.terminate()
-        for _, process in running.values():
+        for process, _ in workers.values():
             process.join()
 
 
-def _serve(unit, work: Work, pipe: Connection) -> None:
+def _serve(work: Work, pipe: Connection) -> None:
     try:
-        for message in work(unit):
-            pipe.send((message, ""))
-        pipe.send((None, ""))
-    except (KeyboardInterrupt, BrokenPipeError):
+        while True:
+            for message in work(pipe.recv()):
+                pipe.send((message, ""))
+            pipe.send((None, ""))
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):
         return  # the parent was interrupted or is gone, and has spoken
     except BaseException:
         pipe.send((None, traceback.format_exc()))

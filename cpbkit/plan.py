@@ -40,6 +40,10 @@ class Plan:
         """Return the units by name."""
         return {unit_name(names): names for names in self.units}
 
+    def places(self) -> list[str]:
+        """Return the device of each worker."""
+        return [self.devices[i % len(self.devices)] for i in range(self.workers)]
+
 
 @dataclass(frozen=True)
 class Trial:

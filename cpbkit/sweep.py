@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
@@ -21,51 +21,12 @@ from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.environment import count_cores
 from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.plan import Plan, make_plan
+from cpbkit.progress import Pace, State
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
 from cpbkit.work import Checkpoint, Message, Progress, Result, Shrunk, Unit, work
 
 STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
-
-
-@dataclass
-class State:
-    """Where a sweep stands; `on_progress` gets it at every change."""
-
-    experiment: Experiment
-    total: int
-    stage: str = "starting"  # what it is doing now
-    results: list[dict] = field(default_factory=list)  # lines of the ledger
-    ended: set[str] = field(default_factory=set)  # their series
-    running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence and share done
-    seconds_left: float | None = None
-    samples_per_second: float = 0.0
-    watch: Monitor | None = None
-
-    def add(self, line: dict) -> None:
-        """Take up a line of the ledger."""
-        self.results.append(line)
-        self.ended.add(line["series"])
-
-    @property
-    def done(self) -> int:
-        """How many series are through."""
-        return len(self.results)
-
-    @property
-    def monitor(self) -> pd.DataFrame | None:
-        """The memory and utilisation since this start."""
-        return self.watch.frame() if self.watch else None
-
-    @property
-    def missing(self) -> list[str]:
-        """Which series have no line in the ledger yet."""
-        return [name for name in self.experiment.series if name not in self.ended]
-
-    @property
-    def share(self) -> float:
-        """How much of the work is done, from 0 to 1."""
-        return (self.done + sum(one["share"] for one in self.running.values())) / self.total
 
 
 def sweep(
@@ -140,11 +101,13 @@ class Place:
             return executors.call_on_ray(make_plan, experiment, series, self.workers, minutes, gpus=self.gpus)
         return make_plan(experiment, series, self.workers, minutes)
 
-    def run(self, units: list[Unit], workers: int) -> Iterator[Message]:
+    def run(self, units: list[Unit], plan: Plan) -> Iterator[Message]:
         """Run the units and stream their messages."""
         if self.executor == "ray":
             return executors.on_ray(units, work, self.gpus)
-        return executors.processes(units, work, workers) if workers else executors.local(units, work)
+        if plan.workers:
+            return executors.processes(units, work, plan.places())
+        return executors.local(units, work)
 
 
 def _place(executor: str, workers: int | None, address: str, gpus: float) -> Place:
@@ -179,11 +142,10 @@ def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
     units = _units(run, state, plan, series, minutes)
     with clock("training"):
         tell(f"training, {plan.reason}")
-        pace = None
-        for message in place.run(units, plan.workers):
+        state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs)
+        for message in place.run(units, plan):
             match message:
                 case Result():
-                    state.running.pop(message.line["series"], None)
                     if message.line["series"] not in state.ended:
                         _keep(run, state, message.line, message.model, bars)
                 case Checkpoint():
@@ -195,15 +157,9 @@ def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
                     state.watch.mark(message.reason)
                     tell(message.reason)
                 case Progress():
-                    state.running |= message.running
+                    state.hear(message)
                     for stage, seconds in message.seconds.items():
                         clock.add(f"worker: {stage}", seconds)
-                    if pace:
-                        pace.samples += message.samples
-                    else:
-                        pace = Pace(state.share)
-            if pace:
-                state.seconds_left, state.samples_per_second = pace.tell(state.share)
             tell("training")
     for name in plan.named_units():
         run.checkpoint(name).unlink(missing_ok=True)
@@ -243,14 +199,14 @@ def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minute
     named = {unit: names for unit, names in here.items() if missing & set(names)}
     turns = math.ceil(len(named) / max(1, plan.workers))
     units = []
-    for i, (name, names) in enumerate(named.items()):
+    for name, names in named.items():
         saved = run.checkpoint(name)
         units.append(
             Unit(
                 name,
                 experiment,
                 tuple(series[n] for n in names),
-                device=plan.devices[i % len(plan.devices)],
+                device=plan.devices[0],
                 checkpoint=saved.read_bytes() if saved.exists() else None,
                 seconds=None if minutes is None else 60 * minutes / turns,
             )
@@ -298,23 +254,6 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
         tell(f"getting {', '.join(data.tickers)}")
         bars = yahoo.add_context(bars, data.tickers)
     return bars
-
-
-@dataclass
-class Pace:
-    """How fast the work goes since the first word of a worker, so that building and loading do not count."""
-
-    share: float  # of the whole work that was done then
-    samples: int = 0
-    begun: float = field(default_factory=time.monotonic)
-
-    def tell(self, share: float) -> tuple[float | None, float]:
-        """Return the seconds left and the windows trained on a second."""
-        spent = max(time.monotonic() - self.begun, 1e-9)
-        if share >= 1:
-            return 0.0, self.samples / spent
-        left = spent * (1 - share) / (share - self.share) if share > self.share else None
-        return left, self.samples / spent
 
 
 def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:

@@ -119,7 +119,8 @@ def _work(unit: Unit) -> Iterator[Message]:
         everyone = list(range(len(windows)))
         floor = _by_name(unit.series, persistence_losses(windows, everyone))
         mean = _by_name(unit.series, mean_losses(windows, everyone))
-    begun = told = saved = time.monotonic()
+    begun = saved = time.monotonic()
+    told = -math.inf
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:

@@ -14,6 +14,7 @@ class Count:
     name: str
     upto: int
     die_at: int = -1
+    device: str = "cpu"
 
 
 def count(unit):
@@ -21,6 +22,10 @@ def count(unit):
         if i == unit.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         yield unit.name, i
+
+
+def whereabouts(unit):
+    yield os.getpid(), unit.device
 
 
 def fail(unit):
@@ -31,7 +36,7 @@ def fail(unit):
 UNITS = [Count("a", 3), Count("b", 200), Count("c", 1)]
 
 
-@pytest.mark.parametrize("execute", [executors.local, lambda u, w: executors.processes(u, w, workers=2)])
+@pytest.mark.parametrize("execute", [executors.local, lambda u, w: executors.processes(u, w, ["cpu"] * 2)])
 def test_all_messages_of_a_unit_arrive_in_order(execute):
     seen = {unit.name: [] for unit in UNITS}
     for name, i in execute(UNITS, count):
@@ -39,20 +44,27 @@ def test_all_messages_of_a_unit_arrive_in_order(execute):
     assert seen == {unit.name: list(range(unit.upto)) for unit in UNITS}
 
 
+def test_a_device_has_one_process_for_all_its_units():
+    seen = list(executors.processes([Count(str(i), 1) for i in range(7)], whereabouts, ["cuda:0", "cuda:1"]))
+    assert len(seen) == 7
+    assert len({process for process, _ in seen}) == len(set(seen)) <= 2
+    assert {device for _, device in seen} <= {"cuda:0", "cuda:1"}
+
+
 def test_a_killed_worker_is_said_after_its_messages():
     seen = []
     with pytest.raises(executors.WorkerLost, match="exit code -9"):
-        for message in executors.processes([Count("a", 5, die_at=3)], count, workers=1):
+        for message in executors.processes([Count("a", 5, die_at=3)], count, ["cpu"]):
             seen.append(message)
     assert seen == [("a", 0), ("a", 1), ("a", 2)]
 
 
 def test_an_error_in_a_worker_comes_with_its_traceback():
     with pytest.raises(executors.WorkerLost, match=r"(?s)the unit a failed:.*ValueError: the reason"):
-        list(executors.processes([Count("a", 1)], fail, workers=1))
+        list(executors.processes([Count("a", 1)], fail, ["cpu"]))
 
 
 def test_stopping_early_stops_the_workers():
-    messages = executors.processes([Count("a", 10**9)], count, workers=1)
+    messages = executors.processes([Count("a", 10**9)], count, ["cpu"])
     next(messages)
     messages.close()  # must return: the worker is told to stop

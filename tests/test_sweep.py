@@ -18,6 +18,7 @@ from cpbkit.evaluate import judgements, verdicts
 from cpbkit.experiment import SYMBOLS, vary
 from cpbkit.plan import Plan
 from cpbkit.presets import PRESETS
+from cpbkit.progress import State
 from cpbkit.run import Run
 from cpbkit.sweep import sweep
 
@@ -265,7 +266,7 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
     (tmp_path / "results.jsonl").write_bytes(
         b"".join(line.replace(b"COIN0USDT", symbol.encode()) + b"\n" for symbol in symbols[:9_999])
     )
-    state = module.State(many, len(many.series))
+    state = State(many, len(many.series))
     for one in Run(tmp_path).results():
         state.add(one)
     assert state.missing == [many.series[-1]] and state.done == 9_999

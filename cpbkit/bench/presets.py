@@ -14,7 +14,7 @@ from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
 from cpbkit.experiment import Experiment, vary
-from cpbkit.plan import FORWARD_SHARE, make_plan
+from cpbkit.plan import FORWARD_SHARE, Plan, make_plan
 from cpbkit.presets import PRESETS
 from cpbkit.windows import Series, split
 from cpbkit.work import Result, Unit, work
@@ -86,7 +86,7 @@ def train_briefly(name: str, seconds: float) -> dict:
     steps = plan.steps if epoch <= seconds else max(1, int(plan.steps * seconds / epoch))
     trained = vary(experiment, epochs=epochs, steps=steps)
     begun = time.perf_counter()
-    lines = run(trained, series, plan.named_units(), plan.workers, plan.devices)
+    lines = run(trained, series, plan)
     return {
         "trained_epochs": epochs * steps / plan.steps,
         "trained_seconds": time.perf_counter() - begun,
@@ -94,16 +94,14 @@ def train_briefly(name: str, seconds: float) -> dict:
     }
 
 
-def run(
-    experiment: Experiment, series: Sequence[Series], units: dict[str, list[str]], workers: int, devices: list[str]
-) -> list[dict]:
+def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[dict]:
     """Run the units where the sweep would, and return the lines of their ledger."""
     known = {one.name: one for one in series}
-    jobs = [
-        Unit(name, experiment, tuple(known[n] for n in names), devices[i % len(devices)])
-        for i, (name, names) in enumerate(units.items())
+    units = [
+        Unit(name, experiment, tuple(known[n] for n in names), plan.devices[0])
+        for name, names in plan.named_units().items()
     ]
-    messages = executors.processes(jobs, work, workers) if workers else executors.local(jobs, work)
+    messages = executors.processes(units, work, plan.places()) if plan.workers else executors.local(units, work)
     return [message.line for message in messages if isinstance(message, Result)]
 
 

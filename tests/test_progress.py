@@ -1,0 +1,35 @@
+"""The time left: what is known of the pace and of early stops, in closed form."""
+
+import pytest
+
+from cpbkit.progress import Pace
+from cpbkit.work import Progress
+
+
+def word(unit, seconds, **shares):
+    return Progress(
+        unit, "training", {name: {"share": share} for name, share in shares.items()}, 10, {"epochs": seconds}
+    )
+
+
+def test_no_time_is_told_before_something_was_trained():
+    pace = Pace(workers=2, epochs=10)
+    pace.hear(word("one", 60.0, a=0.0))
+    assert pace.seconds_left(["a", "b"], []) is None
+
+
+def test_the_first_word_of_a_worker_does_not_count():
+    pace = Pace(workers=2, epochs=10)
+    pace.hear(word("one", 60.0, a=0.5))  # built its stack for a minute, and went on from a checkpoint
+    pace.hear(word("one", 4.0, a=0.7))  # 20 s for a whole model
+    assert pace.seconds_left(["a", "b"], []) == pytest.approx(20 * (0.3 + 1) / 2)
+    assert pace.samples == 10
+
+
+def test_models_that_stopped_early_shorten_what_is_expected_of_the_others():
+    pace = Pace(workers=1, epochs=10)
+    for share in (0.0, 0.5):
+        pace.hear(word("one", 5.0, a=share))  # 10 s for a whole model
+    # b will go as far as the mean of 4 and 8 epochs; a has passed the one that stopped at 4.
+    assert pace.seconds_left(["a", "b"], [4, 8]) == pytest.approx(10 * ((0.8 - 0.5) + 0.6))
+    assert pace.seconds_left(["a"], [4]) == pytest.approx(10 * 0.5)
