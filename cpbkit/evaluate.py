@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
     from cpbkit.windows import Series
 
 SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
+WORDS = ("BEATS", "TIES", "LOSES")
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
 WORST_SKILL = -99.0  # stands for minus infinity, where a floor is perfect
 
@@ -199,12 +200,14 @@ def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
     BEATS: skill above 0, p below SIGNIFICANCE after Holm's correction over all series, and the interval above 0.
     LOSES: the mirror image. TIES: everything between.
     """
-    corrected = metrics.holm([j.p for j in judgements.values()]) if judgements else ()
+    corrected = metrics.holm([j.p for j in judgements.values()])
     found = {}
     for (series, j), p in zip(judgements.items(), corrected, strict=True):
-        sure = p < SIGNIFICANCE
-        word = "BEATS" if sure and j.skill_low > 0 < j.skill else "TIES"
-        word = "LOSES" if sure and j.skill_high < 0 > j.skill else word
+        sure, word = p < SIGNIFICANCE, "TIES"
+        if sure and j.skill_low > 0 < j.skill:
+            word = "BEATS"
+        elif sure and j.skill_high < 0 > j.skill:
+            word = "LOSES"
         reason = (
             f"skill {100 * j.skill:+.2f} % ({100 * j.skill_low:+.2f} to {100 * j.skill_high:+.2f}) "
             f"against {j.best_floor}, corrected p {p:.2g}"
@@ -215,16 +218,11 @@ def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
 
 def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
     """Say it in one line: `3 of 40 beat the best naive forecast of the price; 35 tie; 2 lose`."""
-    count = {word: sum(v.word == word for v in found.values()) for word in ("BEATS", "TIES", "LOSES")}
-    beat, tie, lose = (
-        plural if n != 1 else f"{plural}s" for n, plural in zip(count.values(), ("beat", "tie", "lose"), strict=True)
-    )
-    parts = [
-        f"{count['BEATS']} of {len(found) + unjudged} {beat} the best naive forecast of the {head}",
-        f"{count['TIES']} {tie}",
-        f"{count['LOSES']} {lose}",
-    ]
-    return "; ".join(parts + ([f"{unjudged} could not be judged"] if unjudged else []))
+    count = {word: sum(v.word == word for v in found.values()) for word in WORDS}
+    beat, tie, lose = (word.lower() if n == 1 else word.lower()[:-1] for word, n in count.items())
+    line = f"{count['BEATS']} of {len(found) + unjudged} {beat} the best naive forecast of the {head}"
+    line += f"; {count['TIES']} {tie}; {count['LOSES']} {lose}"
+    return line + (f"; {unjudged} could not be judged" if unjudged else "")
 
 
 def judgements(results: Iterable[Mapping]) -> dict[str, dict[str, Judgement]]:
@@ -237,7 +235,10 @@ def judgements(results: Iterable[Mapping]) -> dict[str, dict[str, Judgement]]:
 
 
 def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
-    """Return a row a series and head, the best first within a head; skill and direction in percent."""
+    """Return a row a series and head, the best first within a head.
+
+    Errors are in the unit, those of the level in the price's or the table's own.
+    """
     rows = []
     for head, group in by_head.items():
         found = verdicts(group)
@@ -247,9 +248,9 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "series": series,
                     "head": head,
                     "verdict": found[series].word,
-                    "skill %": 100 * j.skill,
-                    "low %": 100 * j.skill_low,
-                    "high %": 100 * j.skill_high,
+                    "skill %": _percent(j.skill),
+                    "low %": _percent(j.skill_low),
+                    "high %": _percent(j.skill_high),
                     "p": found[series].p,
                     "best floor": j.best_floor,
                     "rmse": j.rmse,
@@ -257,10 +258,29 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "mae": j.mae,
                     "unit": j.unit,
                     "mase": j.mase,
-                    "direction %": None if j.direction is None else 100 * j.direction,
-                    "direction low %": None if j.direction_low is None else 100 * j.direction_low,
-                    "direction high %": None if j.direction_high is None else 100 * j.direction_high,
+                    "direction %": _percent(j.direction),
+                    "direction low %": _percent(j.direction_low),
+                    "direction high %": _percent(j.direction_high),
+                    "level rmse": j.level_rmse,
+                    "level mae": j.level_mae,
                     "windows": j.windows,
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def seed_spread(runs: Iterable[Mapping[str, Mapping[str, Judgement]]]) -> pd.DataFrame:
+    """Return what the luck of the seed does: a row a series and head, over runs of a seed each.
+
+    runs: as `judgements` reads them. Skills in percent with their standard deviation; the words are counted.
+    """
+    by = ["series", "head"]
+    table = pd.concat([verdict_table(run) for run in runs])
+    skill = table.groupby(by, sort=False)["skill %"].agg(["count", "mean", "std", "min", "max"])
+    words = table.groupby(by)["verdict"].value_counts().unstack().reindex(columns=WORDS).fillna(0).astype(int)
+    named = {"count": "seeds"} | {name: f"skill %, {name}" for name in ("mean", "std", "min", "max")}
+    return skill.rename(columns=named).join(words).reset_index()

@@ -6,12 +6,16 @@ import time
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy.signal import lfilter
 from test_naive import make_series, walk
 
 from cpbkit import evaluate, metrics
+from cpbkit.cli.main import cpbkit
 from cpbkit.evaluate import Judgement, Verdict
+from cpbkit.experiment import to_json, vary
 from cpbkit.models import naive
+from cpbkit.presets import PRESETS
 
 
 def rolled(moves, horizon):
@@ -234,7 +238,7 @@ def test_headline():
 
 
 def test_a_ledger_gives_judgements_and_a_table():
-    good, bad = some(0.02, 0.01, 0.03, 0.001), some(-0.02, -0.03, -0.01, 0.001, direction=None)
+    good, bad = some(0.02, 0.01, 0.03, 0.001, level_mae=9.5), some(-0.02, -0.03, -0.01, 0.001, direction=None)
     ledger = [
         {"series": "B", "test": {"price": bad.to_dict()}},
         {"series": "A", "test": {"price": good.to_dict(), "volatility": good.to_dict()}},
@@ -252,7 +256,47 @@ def test_a_ledger_gives_judgements_and_a_table():
     assert table["p"].tolist() == pytest.approx([0.002, 0.002, 0.001])
     assert table["floor rmse"].tolist() == pytest.approx([good.floors["persistence"]] * 3)
     assert np.isnan(table["direction %"][1]) and table["direction %"][0] == pytest.approx(100 * good.direction)
+    assert table["level mae"][0] == 9.5 and np.isnan(table["level mae"][1])
     assert evaluate.verdict_table({}).empty
+
+
+def test_the_spread_over_seeds_counts_skills_and_words():
+    good, tie, bad = some(0.02, 0.01, 0.03, 0.001), some(0.01, -0.01, 0.03, 0.5), some(-0.03, -0.04, -0.02, 0.001)
+    runs = [
+        {"price": {"A": good, "B": bad}, "bands": {"A": tie}},
+        {"price": {"A": tie, "B": bad}, "bands": {"A": tie}},
+        {"price": {"A": good}, "bands": {"A": bad}},  # B fell ill with this seed
+    ]
+    table = evaluate.seed_spread(runs).set_index(["series", "head"])
+    assert table["seeds"].to_dict() == {("A", "price"): 3, ("B", "price"): 2, ("A", "bands"): 3}
+    mean, least, most = table.loc[("A", "price"), ["skill %, mean", "skill %, min", "skill %, max"]]
+    assert (mean, least, most) == pytest.approx((5 / 3, 1, 2))
+    assert table.loc[("A", "price"), "skill %, std"] == pytest.approx(np.std([2, 1, 2], ddof=1))
+    assert table[["BEATS", "TIES", "LOSES"]].values.tolist() == [[2, 1, 0], [0, 0, 2], [0, 2, 1]]
+    alone = evaluate.seed_spread(runs[:1])
+    assert alone["seeds"].tolist() == [1, 1, 1] and alone["skill %, std"].isna().all()
+
+
+def test_verdict_of_several_runs_is_their_spread(tmp_path):
+    lines = [some(0.02, 0.01, 0.03, 0.001), some(-0.01, -0.02, 0.01, 0.5)]
+    folders = [tmp_path / name for name in ("a", "b", "other")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        experiment = vary(PRESETS["quick"], symbols=("BTCUSDT",), seed=seed, width=16 if folder.name != "other" else 9)
+        (folder / "experiment.json").write_text(to_json(experiment))
+        line = {"series": "BTCUSDT_1h", "status": "done", "test": {"price": lines[seed % 2].to_dict()}}
+        (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
+
+    def verdict(*arguments):
+        return CliRunner().invoke(cpbkit, ["verdict", *map(str, arguments)])
+
+    (row,) = json.loads(verdict(*folders[:2], "--json").stdout)
+    assert (row["series"], row["seeds"], row["BEATS"], row["TIES"]) == ("BTCUSDT_1h", 2, 1, 1)
+    assert (row["skill %, min"], row["skill %, max"]) == pytest.approx((-1, 2))
+    assert "-1.00" in verdict(*folders[:2]).output
+    for wrong, why in ((folders[2], "model.width: 16 -> 9"), (folders[0], "the same")):
+        shown = verdict(folders[0], wrong)
+        assert shown.exit_code == 1 and "differ in their seed alone" in shown.output and why in shown.output
 
 
 def forty(phi, horizon, windows=1200, count=5000):

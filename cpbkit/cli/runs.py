@@ -20,7 +20,7 @@ from cpbkit.cli.command import (
     which_source,
 )
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Experiment, vary
+from cpbkit.experiment import Experiment, difference, vary
 from cpbkit.presets import PRESETS
 
 
@@ -227,22 +227,34 @@ def status(folder, as_json):
     show(document, as_json, text)
 
 
-@click.command(cls=Command, examples=("cpbkit verdict runs/quick", "cpbkit verdict runs/quick --json"))
-@run_folder
+@click.command(
+    cls=Command, examples=("cpbkit verdict runs/quick --json", "cpbkit verdict runs/quick runs/seed1 runs/seed2")
+)
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(file_okay=False))
 @as_json
-def verdict(folder, as_json):
+def verdict(folders, as_json):
     """Say whether each model beats the best naive forecast.
 
-    How much of a skill is the luck of the seed? `cpbkit sweep ... --set seed=1 --run runs/seed1`, another folder a
-    seed, and compare.
+    Of several RUNs that differ in their seed alone, say how much of each skill is the luck of it: `cpbkit sweep ...
+    --set seed=1 --run runs/seed1` makes another.
     """
+    from cpbkit.evaluate import judgements, seed_spread
     from cpbkit.run import Run
 
-    run = Run(folder)
-    results, series = run.results(), run.experiment.series
-    if not results:
-        raise CpbkitError(f"{folder} has no finished series yet, of {len(series)}")
-    _show_run(folder, results, as_json)
+    runs = [Run(folder) for folder in folders]
+    for run in runs:
+        if not run.results():
+            raise CpbkitError(f"{run.folder} has no finished series yet, of {len(run.experiment.series)}")
+    if len(runs) == 1:
+        return _show_run(folders[0], runs[0].results(), as_json)
+    for run in runs[1:]:
+        changes = difference(runs[0].experiment, run.experiment)
+        if [line.partition(":")[0] for line in changes] != ["training.seed"]:
+            raise CpbkitError(f"runs must differ in their seed alone; {run.folder}: {'; '.join(changes) or 'the same'}")
+    table = seed_spread(judgements(run.results()) for run in runs)
+    show(
+        json.loads(table.to_json(orient="records")), as_json, lambda: table.to_string(index=False, float_format="%.2f")
+    )
 
 
 @click.command(cls=Command, examples=("cpbkit report runs/quick",))
