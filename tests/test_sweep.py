@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import random
+import shutil
 import time
 
 import numpy as np
@@ -102,6 +103,8 @@ def _run_with_many_checkpoints(folder):
 @pytest.mark.slow
 def test_a_sweep_killed_at_random_moments_ends_bit_equal(undisturbed, tmp_path):
     kills, rng = 0, random.Random(0)
+    (tmp_path / "killed/progress").mkdir(parents=True)  # the same plan: another stack rounds in another way
+    shutil.copy(undisturbed / "progress/plan.json", tmp_path / "killed/progress")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["cpbkit.sweep", "torch._dynamo"])  # so that a child starts at once
     for i in range(45):  # lives that grow, so that both a quick and a slow machine are interrupted often
