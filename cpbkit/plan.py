@@ -20,6 +20,7 @@ TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
 FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
 BUDGET_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
+LEAST_PATIENCE = 2  # epochs, however short the budget
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 
@@ -35,6 +36,7 @@ class Plan:
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether a network of one's own is computed as a stack
+    patience: int | None = None  # epochs, where a budget of time shortens the experiment's
 
     def named_units(self) -> dict[str, list[str]]:
         """Return the units by name."""
@@ -64,8 +66,9 @@ def make_plan(
 ) -> Plan:
     """Time a few steps of stacks of several sizes and choose the fastest that fits into memory.
 
-    workers: None takes a process a core or GPU, 0 stays in this process. minutes: lowers the epochs until the
-    prediction fits. Errors: CpbkitError when not even one epoch fits.
+    workers: None takes a process a core or GPU, 0 stays in this process. minutes: a budget; where it is too short for
+    all epochs, patience shrinks as much, so that models which still improve get the time of those which do not. A
+    cosine, which must reach its end, gets fewer epochs instead. Errors: CpbkitError when not even one epoch fits.
     """
     task, training = experiment.task, experiment.training
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -92,16 +95,21 @@ def make_plan(
     validation = max(len(w.validation) for w in windows.values()) / training.batch
     epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
     rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
-    epochs = training.epochs
-    if minutes is not None:
-        epochs = min(epochs, int(60 * minutes * BUDGET_SHARE / (epoch * rounds)))
-        if epochs < 1:
+    reason = _reason(trials, best, places, gpus, why)
+    epochs, patience, seconds = training.epochs, None, epoch * rounds * training.epochs
+    if minutes is not None and (part := 60 * minutes * BUDGET_SHARE / seconds) < 1:
+        if part * epochs < 1:
             raise CpbkitError(
                 f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from "
                 f"{TIMED_STEPS} timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
             )
-    reason = _reason(trials, best, places, gpus, why)
-    return Plan(units, steps, epochs, workers, devices, epoch * rounds * epochs, reason, model.stacked)
+        patience = min(training.patience, max(LEAST_PATIENCE, math.ceil(part * training.patience)))
+        reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take, so patience is {patience} epochs"
+        if training.schedule == "cosine":
+            epochs = int(part * epochs)
+            reason += f" of {epochs}"
+        seconds *= part
+    return Plan(units, steps, epochs, workers, devices, seconds, reason, model.stacked, patience)
 
 
 def free_memory(device: str) -> float:

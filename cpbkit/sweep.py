@@ -52,6 +52,7 @@ def sweep(
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
     check_name("executor", executor, ("auto", "local", "processes", "ray"))
+    deadline = None if minutes is None else time.time() + 60 * minutes
     run, clock = Run(folder), Clock()
     state = State(experiment, len(experiment.series))
     with run.writing(experiment), Monitor() as state.watch:
@@ -62,7 +63,7 @@ def sweep(
             try:
                 _save_about(run, command)
                 place = _place(executor, workers, address, gpus)
-                _sweep(run, state, clock, tell, klines or load_klines, place, minutes)
+                _sweep(run, state, clock, tell, klines or load_klines, place, deadline)
             finally:
                 _save_monitor(run, state.watch.frame())
                 run.add_clock(clock.take())
@@ -121,7 +122,7 @@ def _place(executor: str, workers: int | None, address: str, gpus: float) -> Pla
     return Place(executor, 0 if executor == "local" else workers)
 
 
-def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
+def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
     with clock("bars"):
         tell("getting bars")
         try:
@@ -137,9 +138,10 @@ def _sweep(run, state, clock, tell, klines, place, minutes) -> None:
         raise incomplete or DataError("no series of this experiment can be trained; the reasons are in the ledger")
     with clock("plan"):
         tell("timing a few steps")
+        minutes = None if deadline is None else (deadline - time.time()) / 60
         plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
         _write_plan(run, plan)
-    units = _units(run, state, plan, series, minutes)
+    units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")
         state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs)
@@ -189,17 +191,15 @@ def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, 
     return series, failed
 
 
-def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minutes: float | None) -> list[Unit]:
+def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
-    experiment, missing = (
-        vary(state.experiment, steps=plan.steps, epochs=plan.epochs, stacked=plan.stacked),
-        set(state.missing),
-    )
+    training = {"steps": plan.steps, "epochs": plan.epochs, "stacked": plan.stacked}
+    experiment = vary(state.experiment, **training, **({"patience": plan.patience} if plan.patience else {}))
     here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
+    missing = set(state.missing)
     named = {unit: names for unit, names in here.items() if missing & set(names)}
-    turns = math.ceil(len(named) / max(1, plan.workers))
     units = []
-    for name, names in named.items():
+    for i, (name, names) in enumerate(named.items()):
         saved = run.checkpoint(name)
         units.append(
             Unit(
@@ -208,7 +208,8 @@ def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], minute
                 tuple(series[n] for n in names),
                 device=plan.devices[0],
                 checkpoint=saved.read_bytes() if saved.exists() else None,
-                seconds=None if minutes is None else 60 * minutes / turns,
+                deadline=deadline,
+                turns=math.ceil((len(named) - i) / max(1, plan.workers)),
             )
         )
     return units

@@ -37,7 +37,8 @@ class Unit:
     device: str = "cpu"
     threads: int = 1
     checkpoint: bytes | None = None  # go on from here
-    seconds: float | None = None  # budget
+    deadline: float | None = None  # when it must be through, with its share of the time till then, seconds since 1970
+    turns: int = 1  # it and the units after it that share that time
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,24 @@ def work(unit: Unit) -> Iterator[Message]:
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
     text = f"{unit.name} did not fit into memory and goes on as {len(halves)} smaller stacks: {reason}"
     yield Shrunk(unit.name, halves, text)
-    for names in halves:
-        series = tuple(left[name] for name in names)
-        budget = unit.seconds and unit.seconds / len(halves)
-        half = dataclasses.replace(unit, name=unit_name(names), series=series, checkpoint=None, seconds=budget)
+    for i, names in enumerate(halves):
+        series, turns = tuple(left[name] for name in names), len(halves) * unit.turns - i
+        half = dataclasses.replace(unit, name=unit_name(names), series=series, checkpoint=None, turns=turns)
         yield from work(half)
 
 
 def _work(unit: Unit) -> Iterator[Message]:
     torch.set_num_threads(unit.threads)
     experiment, training, clock = unit.experiment, unit.experiment.training, Clock()
+    begun = saved = time.monotonic()
+    left = (unit.deadline - time.time()) / unit.turns if unit.deadline else math.inf
+    enough, told = begun + BUDGET_SHARE * left, -math.inf
     with clock("build"):
         windows, stack = assemble(experiment, unit.series, unit.device)
         state = checkpoint.load_fit(stack, unit.checkpoint) if unit.checkpoint else Fit(stack)
         everyone = list(range(len(windows)))
         floor = _by_name(unit.series, persistence_losses(windows, everyone))
         mean = _by_name(unit.series, mean_losses(windows, everyone))
-    begun = saved = time.monotonic()
-    told = -math.inf
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:
@@ -141,7 +142,7 @@ def _work(unit: Unit) -> Iterator[Message]:
                 yield Checkpoint(unit.name, checkpoint.save_fit(state))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
-        if unit.seconds and now - begun > unit.seconds * BUDGET_SHARE:
+        if now > enough:
             state.hurry = "the time is up"
         if now - told > PROGRESS_SECONDS:
             yield _progress(unit, state, floor, samples, clock)

@@ -1,5 +1,7 @@
 """The plan: every series once, as many workers as asked, epochs that fit a budget, timed and not assumed."""
 
+import math
+
 import pytest
 from conftest import walk
 
@@ -38,11 +40,17 @@ def test_a_stack_stays_within_the_free_memory(monkeypatch):
     assert max(map(len, make_plan(EXPERIMENT, SERIES, workers=0).units)) <= 3
 
 
-def test_a_budget_lowers_the_epochs_or_says_that_nothing_fits(monkeypatch):
+def test_a_budget_shortens_patience_or_says_that_nothing_fits(monkeypatch):
     monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 4: 1, 5: 1}))
-    whole = make_plan(EXPERIMENT, SERIES, workers=0)
-    half = make_plan(EXPERIMENT, SERIES, workers=0, minutes=whole.seconds / 60 / 2)
-    assert half.epochs == int(50 / 2 * module.BUDGET_SHARE)
+    experiment = vary(EXPERIMENT, schedule="plateau", patience=20)
+    whole = make_plan(experiment, SERIES, workers=0)
+    minutes = whole.seconds / 60 / 2
+    half = make_plan(experiment, SERIES, workers=0, minutes=minutes)
+    assert whole.patience is None and half.patience == math.ceil(20 / 2 * module.BUDGET_SHARE)
+    assert half.epochs == 50, "models that still improve go on"
     assert half.seconds <= whole.seconds / 2
+    cosine = make_plan(vary(experiment, schedule="cosine"), SERIES, workers=0, minutes=minutes)
+    assert cosine.epochs == int(50 / 2 * module.BUDGET_SHARE), "a cosine must reach its end"
+    assert make_plan(experiment, SERIES, workers=0, minutes=10 * minutes) == whole
     with pytest.raises(CpbkitError, match=r"one epoch of 5 models takes about 0\.2 min here.*got a budget of 0\.1 min"):
         make_plan(EXPERIMENT, SERIES, workers=0, minutes=0.1)

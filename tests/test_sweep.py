@@ -229,6 +229,30 @@ def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
     assert all(line["test"]["price"]["windows"] for line in results)
 
 
+class Hurrying:
+    """A clock on which every look takes 10 ms."""
+
+    def __init__(self):
+        self.now = 1e9
+
+    def monotonic(self):
+        self.now += 0.01
+        return self.now
+
+    time = monotonic
+
+
+def test_a_unit_takes_its_share_of_the_time_that_is_left(monkeypatch):
+    clock = Hurrying()
+    monkeypatch.setattr(work, "time", clock)
+    begun = clock.now
+    experiment = vary(TINY, epochs=100_000, patience=100_000, steps=9)
+    unit = work.Unit("BTCUSDT_1h+0", experiment, (walk("BTCUSDT_1h", 500),), deadline=begun + 6, turns=3)
+    ends = [message for message in work.work(unit) if isinstance(message, work.Result)]
+    assert [end.line["reason"] for end in ends] == ["the time is up"]
+    assert clock.now - begun == pytest.approx(2, rel=0.1)
+
+
 @pytest.mark.slow
 def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install cpbkit[ray]")

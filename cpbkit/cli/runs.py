@@ -133,7 +133,7 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
         as_json,
         lambda: (
             f"{sum(map(len, plan.units))} models: {plan.reason}.\n"
-            f"{plan.epochs} epochs of {plan.steps} steps take about {plan.seconds / 60:.1f} min at most "
+            f"Up to {plan.epochs} epochs of {plan.steps} steps, in about {plan.seconds / 60:.1f} min at most "
             "(predicted from timed steps; models that stop early make it less)."
         ),
     )
