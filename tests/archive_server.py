@@ -284,6 +284,7 @@ def _fetch(settings: dict) -> None:
     from cpbkit.data import binance
 
     binance._now = lambda: milliseconds(settings["now"]) * 10**6
+    binance.THREADS = 4
     binance.fetch_klines(
         settings["symbols"],
         settings["intervals"],
@@ -291,7 +292,6 @@ def _fetch(settings: dict) -> None:
         settings["end"],
         store=binance.Store(settings["cache"], also=[]),
         hosts=binance.Hosts(*settings["urls"]),
-        threads=4,
     )
 
 

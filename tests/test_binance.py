@@ -50,10 +50,11 @@ def server(clock, monkeypatch):
 
 
 @pytest.fixture
-def fetch(server, tmp_path):
+def fetch(server, tmp_path, monkeypatch):
     """Fetch from the server into a cache of the test, quickly."""
 
-    def call(symbols="BTCUSDT", intervals="4h", start="2024-12-20", end="2025-03-12", **settings):
+    def call(symbols="BTCUSDT", intervals="4h", start="2024-12-20", end="2025-03-12", threads=12, **settings):
+        monkeypatch.setattr(binance, "THREADS", threads)
         settings = {"store": Store(tmp_path / "cache", also=[]), "patience": QUICK, **settings}
         settings.setdefault("hosts", Hosts(server.url, server.rest_url))
         return fetch_klines(symbols.split(), intervals.split(), start, end, **settings)
@@ -481,7 +482,7 @@ def test_a_paused_host_is_not_asked(server):
     began = time.monotonic()
     assert client.get(server.rest_url + "/x", limit=100).status == 404 and time.monotonic() - began < 0.25
     assert client.get(server.url + "/x", limit=100).status == 404 and time.monotonic() - began > 0.29
-    client.stop()
+    client.close()
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,15 @@ import re
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from cpbkit.data.klines import EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND, check_bars, find_last, grid_phase, stamp
+from cpbkit.data.klines import DAY, EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND, check_bars, sift, stamp
 from cpbkit.errors import DataError, SourceError
 
-DAY = 86400 * SECOND
 MONTHLY_ONLY = ("3d", "1w")  # intervals without daily files
 COLUMNS = (*OHLCV, *EXTRAS)
 _FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)  # where COLUMNS stand among the 12 fields of a row; field 0 is the open time
@@ -111,40 +110,31 @@ def read_file(file: ArchiveFile, blob: bytes, *, now: int, coins: int = 1, note:
 
     Raises BadFile for anything but one sound CSV of the name that the file promises.
     """
+    low, high = file.span
     try:
         starts, values = _parse_csv(_unzip(blob, file.name))
-        low, high = file.span
-        early = INTERVAL_SECONDS[file.interval] * SECOND if file.interval in MONTHLY_ONLY else 0
-        inside = (starts >= low - early) & (starts < high)  # a week may begin in the month before
-        if len(starts) and not inside.any():
-            first = stamp(starts[0]) if abs(int(starts[0])) < 2**62 else "a time beyond any calendar"
-            raise BadFile(f"{file.name} holds no bar of {file.date}; its first is of {first}")
-        record = dict(name=file.name, kind=file.kind, start=low, end=high, note=note)
-        return _piece(starts, values, inside, file.interval, coins, now, record, hashlib.sha256(blob))
     except pa.ArrowException as error:
         raise BadFile(f"{file.name} does not hold 12 columns of numbers ({str(error)[:120]})") from None
-    except BadFile:
-        raise
-    except DataError as error:
-        raise BadFile(f"{file.name} holds impossible bars: {error}") from None
+    early = INTERVAL_SECONDS[file.interval] * SECOND if file.interval in MONTHLY_ONLY else 0
+    inside = (starts >= low - early) & (starts < high)  # a week may begin in the month before
+    if len(starts) and not inside.any():
+        raise BadFile(f"{file.name} holds no bar of {file.date}; its first is of {stamp(starts[0])}")
+    about = Record(file.name, file.kind, low, high, hashlib.sha256(blob).hexdigest(), stamp(now), note=note)
+    return _piece(about, starts, values, inside, file.interval, coins, now)
 
 
 def read_answer(
     pages: list[bytes], interval: str, start: int, end: int, *, name: str, now: int, coins: int = 1
 ) -> Piece:
-    """Read what the REST host said about the bars that start in [start, end) (ns)."""
+    """Read what the REST host said about the bars that start in [start, end) (ns); BadFile where that is no bars."""
     rows = [row for page in pages for row in rows_of(page, name)]
     try:
         starts = _to_ns(np.array([row[0] for row in rows], np.int64))
         values = np.array([[float(row[i]) for i in _FIELDS] for row in rows]).reshape(-1, len(_FIELDS))
-        inside = (starts >= start) & (starts < end)
-        record = dict(name=name, kind="rest", start=start, end=end)
-        sha = hashlib.sha256(b"".join(pages))
-        return _piece(starts, values, inside, interval, coins, now, record, sha)
-    except (ValueError, TypeError, IndexError, OverflowError) as error:
+    except (ValueError, TypeError) as error:
         raise BadFile(f"{name}: an answer that does not hold bars ({error})") from None
-    except DataError as error:
-        raise BadFile(f"{name}: impossible bars: {error}") from None
+    about = Record(name, "rest", start, end, hashlib.sha256(b"".join(pages)).hexdigest(), stamp(now))
+    return _piece(about, starts, values, (starts >= start) & (starts < end), interval, coins, now)
 
 
 def rows_of(page: bytes, name: str) -> list:
@@ -200,27 +190,15 @@ def _to_ns(times: np.ndarray) -> np.ndarray:
     return np.where(times > _MICROSECONDS, micro, milli)
 
 
-def _piece(starts, values, inside, interval, coins, now, record: dict, sha) -> Piece:
-    """Keep the closed bars on the grid, the last of each, in order; count the others; scale to coins."""
-    step = INTERVAL_SECONDS[interval] * SECOND
-    on_grid = inside & (starts % step == grid_phase(interval, starts))
-    closed = starts + step <= now
-    order = np.argsort(starts, kind="stable")
-    order = order[(on_grid & closed)[order]]
-    starts_kept = starts[order]
-    last = find_last(starts_kept)
-    starts_kept, kept = starts_kept[last], values[order[last]]
-    check_bars(starts_kept, kept, record["name"])
+def _piece(about: Record, starts, values, inside, interval: str, coins: int, now: int) -> Piece:
+    """Keep the sound bars inside the span, count the others, scale to coins."""
+    kept, values, dropped = sift(starts[inside], values[inside], interval, now)
+    dropped["off_grid"] += int((~inside).sum())
+    try:
+        check_bars(kept, values, about.name)
+    except DataError as error:
+        raise BadFile(f"impossible bars: {error}") from None
     if coins != 1:
-        kept = kept * 1.0
-        kept[:, :4] /= coins
-        kept[:, [4, 7]] *= coins  # volume and taker_buy_volume count coins; quote_volume counts money
-    whole = Record(
-        **record,
-        sha256=sha.hexdigest(),
-        fetched_at=stamp(now),
-        duplicates=int((~last).sum()),
-        off_grid=int((~on_grid).sum()),
-        unfinished=int((on_grid & ~closed).sum()),
-    )
-    return Piece(whole, starts_kept, kept)
+        values[:, :4] /= coins
+        values[:, [4, 7]] *= coins  # volume and taker_buy_volume count coins; quote_volume counts money
+    return Piece(replace(about, **dropped), kept, values)

@@ -1,13 +1,15 @@
 """Klines of Binance: the public archive month by month and day by day, its REST host for the last days."""
 
+import functools
 import hashlib
 import os
 import queue
 import re
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -15,37 +17,36 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.data import archive
-from cpbkit.data.archive import DAY, ArchiveFile, BadFile, Piece
+from cpbkit.data.archive import ArchiveFile, BadFile, Piece
 from cpbkit.data.download import Client, Patience, Unavailable
-from cpbkit.data.klines import EXTRAS, INTERVAL_SECONDS, SECOND, Klines, SourceFile, stamp, validate
+from cpbkit.data.klines import DAY, EXTRAS, INTERVAL_SECONDS, SECOND, Klines, SourceFile, stamp, validate
 from cpbkit.data.order import (
     WILD,
     Order,
     contract_of,
     dates,
     days,
+    lacking_days,
+    lacking_months,
+    lacking_spans,
     listing_of,
     missing_bars,
-    segments,
+    spread,
     unasked_bars,
-    unsettled_bars,
     usable,
 )
-from cpbkit.data.store import RANK, Holding, Store, merge
+from cpbkit.data.store import RANK, CacheError, Holding, Store, merge
 from cpbkit.data.venue import LISTINGS
 from cpbkit.errors import CpbkitError, DataError, SourceError, UnknownName, check_name
 
-ROLLED_UP = 100 * DAY  # a month this old has its monthly file, or never gets one
-ASK_AGAIN = 6 * 3600 * SECOND  # a file that the archive lacked: it may have come since
-ASK_OLD_AGAIN = 7 * DAY  # the same for one older than ROLLED_UP
+THREADS = 12  # series at a time, and as many downloads
 SETTLED = 3600 * SECOND  # the REST host may be this much behind with the newest bars
 _REST = {  # host, prefix of the paths, weight allowed a minute
     "spot": ("https://data-api.binance.vision", "/api/v3", 6000),
     "um": ("https://fapi.binance.com", "/fapi/v1", 2400),
 }
-
+Progress = Callable[[int, int, int, str], None]  # done files, total files, bytes, what came last
 Job = tuple[str, Callable[[], Any]]  # what it gets, in words; the function that a thread runs
-Steps = Generator[list[Job], list[Any], Any]  # yields jobs, is sent what they returned or died of
 
 
 class Incomplete(SourceError):
@@ -99,16 +100,14 @@ def fetch_klines(
     market: str = "spot",
     store: Store | None = None,
     hosts: Hosts | None = None,
-    progress: Callable[[int, int, int, str], None] | None = None,
-    threads: int = 12,
+    progress: Progress = lambda *report: None,
     patience: Patience | None = None,
 ) -> dict[str, Klines]:
     """Get bars, from the cache where it has them, and keep what is new there.
 
     start, end: UTC days, `2025-03-01`, both inclusive. hosts: default `Hosts.from_environment()`.
-    progress(done_files, total_files, bytes, text) is called from this thread; the total grows where days stand in
-    for a month. A futures contract that is not named like its coin, or holds 1000 of them, is found by the spot
-    symbol and rescaled to one coin.
+    progress is called from this thread; the total grows where days stand in for a month. A futures contract that
+    is not named like its coin, or holds 1000 of them, is found by the spot symbol and rescaled to one coin.
     Returns Klines by series name, in the order asked for. Raises UnknownName and DataError before anything is
     downloaded when names or dates cannot be right, Incomplete at the end when a series could not be had.
     """
@@ -121,147 +120,152 @@ def fetch_klines(
         for symbol in dict.fromkeys(symbols)
         for interval in intervals
     ]
-    with Client(threads, patience) as client:
-        fetch = _Fetch(client, hosts or Hosts.from_environment(), store or Store())
-        resolved, unknown = _run({o.series: fetch.resolve(o) for o in orders}, client, threads, None)
+    with _Fetch(Client(THREADS, patience), hosts or Hosts.from_environment(), store or Store(), progress) as fetch:
+        resolved, unknown = fetch.each(fetch.resolve, orders)
         if unknown:
             kind = UnknownName if any(isinstance(e, UnknownName) for e in unknown.values()) else DataError
             raise kind("\n".join(dict.fromkeys(map(str, unknown.values()))))
-        got, lost = _run({name: fetch.get(order) for name, order in resolved.items()}, client, threads, progress)
-    klines = {order.series: got[order.series] for order in orders if order.series in got}
+        klines, lost = fetch.each(fetch.get, resolved.values())
     if lost:
         raise Incomplete(_sentence(lost, len(orders)), klines, {name: str(e) for name, e in lost.items()})
     return klines
 
 
-@dataclass(frozen=True)
 class _Fetch:
-    """How one series is got: steps that yield jobs for the threads and are sent what those found."""
+    """Gets series side by side: a thread for each, in which things are done in turn, and one pool of downloads."""
 
-    client: Client
-    hosts: Hosts
-    store: Store
-    _names: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self, client: Client, hosts: Hosts, store: Store, progress: Progress):
+        self.client, self.hosts, self.store, self.progress = client, hosts, store, progress
+        self.series, self.downloads = ThreadPoolExecutor(THREADS), ThreadPoolExecutor(THREADS)
+        self.events: queue.SimpleQueue[str | Future] = queue.SimpleQueue()  # what was got, and series that ended
+        self.total = 0  # jobs so far
+        self.lock = threading.Lock()
 
-    def resolve(self, order: Order) -> Steps:
+    def __enter__(self) -> "_Fetch":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.client.close()  # after an interrupt: whoever is still at work gives up at the next byte
+        for pool in (self.series, self.downloads):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def each(
+        self, step: Callable[[Order], Any], orders: Iterable[Order]
+    ) -> tuple[dict[str, Any], dict[str, CpbkitError]]:
+        """Take a step for all orders; return what it returned, and what it raised, by series."""
+        futures = {order.series: self.series.submit(step, order) for order in orders}
+        for future in futures.values():
+            future.add_done_callback(self.events.put)
+        running, finished = len(futures), 0
+        while running:
+            try:
+                event = self.events.get(timeout=1)  # so that a Ctrl-C is heard on Windows too
+            except queue.Empty:
+                continue
+            if isinstance(event, str):
+                finished += 1
+                self.progress(finished, self.total, self.client.bytes, event)
+                continue
+            running -= 1
+            error = event.exception()
+            if error and (isinstance(error, CacheError) or not isinstance(error, CpbkitError)):
+                raise error  # a full disk, or a fault of ours: no series can go on
+        failed = {name: error for name, future in futures.items() if (error := future.exception())}
+        return {name: future.result() for name, future in futures.items() if name not in failed}, failed
+
+    def resolve(self, order: Order) -> Order:
         """Find the listing; return the order cut to the bars that can exist and may be used."""
         listing = listing_of(order.symbol, order.market)
         if listing is None:
             held = self.store.read(order.market, order.series)
             listing = held.first_bar
             if listing is None and len(missing_bars(order, held)):
-                (listing,) = yield [(f"{order.series}: first bar", lambda: self._first_bar(order))]
-            if isinstance(listing, UnknownName):
-                months = dates(np.arange(order.first, order.end, DAY), "M")
-                picked = dict.fromkeys((months[0], months[len(months) // 2], months[-1]))
-                found = yield [(month, lambda m=month: self._exists(order.file(m))) for month in picked]
-                if True not in found:  # neither does the archive have it, as it does for coins delisted long ago
-                    raise listing
-            if not isinstance(listing, int):
-                listing = None  # the REST host is of no help: the archive shows where the bars begin
+                listing = self._first_bar(order)
         return usable(replace(order, listing=listing))
 
-    def get(self, order: Order) -> Steps:
-        """Get what the cache lacks of a series; return its Klines."""
+    def get(self, order: Order) -> Klines:
+        """Get what the cache lacks of a series."""
         held = self.store.read(order.market, order.series)
-        pieces, absent, trouble = [], {}, []
-        for choose in (self._monthly, self._some_days, self._all_days, self._rest):
-            jobs = choose(order, held)
-            fresh = []
-            for answer in (yield jobs) if jobs else []:
-                if isinstance(answer, Piece):
-                    fresh.append(answer)
-                elif isinstance(answer, str):
-                    absent[answer] = order.now
-                else:
-                    trouble.append((choose == self._rest, answer))
+        damage, pieces, absent, troubles = held.damage, [], {}, []
+        archive_failed = False
+        for jobs in (self._months, self._some_days, self._days, self._rest):
+            answers = self._run(jobs(order, held))
+            fresh = [answer for answer in answers if isinstance(answer, Piece)]
+            failed = [answer for answer in answers if isinstance(answer, Exception)]
+            absent |= {answer.name: order.now for answer in answers if isinstance(answer, ArchiveFile)}
             held = merge(replace(held, absent={**held.absent, **absent}), fresh)
             pieces += fresh
-            if any(isinstance(error, BadFile) for _, error in trouble):
+            troubles += failed
+            if any(isinstance(error, BadFile) for error in failed):
                 break  # a file that cannot be trusted is a matter for a person, not for the next source
+            archive_failed |= bool(failed) and jobs != self._rest
         if pieces or absent:
-            damage = held.damage
-            held = self.store.update(order.market, order.series, pieces, absent, order.listing)
-            held = replace(held, damage=damage)
-        elif not trouble:
+            held = replace(self.store.update(order.market, order.series, pieces, absent, order.listing), damage=damage)
+        elif not troubles:
             self.store.drop_parts(order.market, order.series)  # of a fetch that was killed after it had merged them
-        return _finish(order, held, trouble)
+        return _finish(order, held, troubles, archive_failed)
 
-    def _monthly(self, order: Order, held: Holding) -> list[Job]:
-        files = [order.file(month) for month in dates(unsettled_bars(order, held), "M")]
-        return self._file_jobs(order, held, files)
+    def _run(self, jobs: list[Job]) -> list[Any]:
+        """Run jobs in the pool of downloads; return for each what it returned, or the SourceError it raised."""
+
+        def run(text: str, job: Callable[[], Any]) -> Any:
+            try:
+                return job()
+            except (SourceError, UnknownName) as error:
+                return error
+            finally:
+                self.events.put(text)
+
+        with self.lock:
+            self.total += len(jobs)
+        futures = [self.downloads.submit(run, *job) for job in jobs]
+        return [future.result() for future in futures]
+
+    def _months(self, order: Order, held: Holding) -> list[Job]:
+        return self._files(order, lacking_months(order, held))
 
     def _some_days(self, order: Order, held: Holding) -> list[Job]:
-        return self._daily(order, held, probe=True)
+        return self._files(order, lacking_days(order, held, probe=True))
 
-    def _all_days(self, order: Order, held: Holding) -> list[Job]:
-        return self._daily(order, held, probe=False)
+    def _days(self, order: Order, held: Holding) -> list[Job]:
+        return self._files(order, lacking_days(order, held, probe=False))
 
-    def _daily(self, order: Order, held: Holding, probe: bool) -> list[Job]:
-        if order.interval in archive.MONTHLY_ONLY:
-            return []
-        by_month: dict[str, list[str]] = {}
-        for day in dates(unsettled_bars(order, held), "D"):
-            by_month.setdefault(day[:7], []).append(day)
-        files = []
-        for month, listed in by_month.items():
-            whole = order.file(month)
-            read = any(r.kind == "daily" and whole.span[0] <= r.start < whole.span[1] for r in held.records.values())
-            if whole.name in held.absent and whole.span[1] < order.now - ROLLED_UP and not read:
-                # An old month without a file was most likely never traded: three days tell.
-                listed = dict.fromkeys((listed[0], listed[len(listed) // 2], listed[-1])) if probe else ()
-            files += [order.file(day) for day in listed]
-        return self._file_jobs(order, held, files)
+    def _files(self, order: Order, files: list[ArchiveFile]) -> list[Job]:
+        return [(f"{order.series} {file.date}", functools.partial(self._get_file, order, file)) for file in files]
 
     def _rest(self, order: Order, held: Holding) -> list[Job]:
-        jobs = []
-        for start, end in segments(unasked_bars(order, held), order.step):
-            text = f"{order.series} {stamp(start)[:10]} (REST)"
-            jobs.append((text, lambda s=start, e=end: self._get_rest(order, s, e)))
-        return jobs
+        return [
+            (f"{order.series} {stamp(span[0])[:10]} (REST)", functools.partial(self._get_rest, order, *span))
+            for span in lacking_spans(order, held)
+        ]
 
-    def _file_jobs(self, order: Order, held: Holding, files: list[ArchiveFile]) -> list[Job]:
-        jobs = []
-        for file in files:
-            asked = held.absent.get(file.name)
-            again = ASK_OLD_AGAIN if file.span[1] < order.now - ROLLED_UP else ASK_AGAIN
-            if (
-                file.span[1] <= order.now
-                and file.name not in held.records
-                and not (asked is not None and order.now - again < asked <= order.now)
-            ):
-                jobs.append((f"{order.series} {file.date}", lambda f=file: self._get_file(order, f)))
-        return jobs
-
-    def _get_file(self, order: Order, file: ArchiveFile) -> Piece | str:
-        """Get and check a file of the archive; return its name when there is none."""
-        kept = self.store.part(order.market, order.series, file.name)
-        if kept is not None:
-            return archive.read_file(file, kept, now=order.now, coins=order.contract.coins)
+    def _get_file(self, order: Order, file: ArchiveFile) -> Piece | ArchiveFile:
+        """Get and check a file of the archive; return the file itself when there is none."""
+        read = functools.partial(archive.read_file, file, now=order.now, coins=order.contract.coins)
+        if kept := self.store.part(order.market, order.series, file.name):
+            return read(kept)
         url, wrong = self.hosts.file(file), None
         for _ in range(2):
             found = self.client.get(url, limit=archive.ZIP_LIMIT)
             if found.status == 404:
-                return file.name
+                return file
             if found.status != 200:
                 raise Unavailable(f"{url} answered HTTP {found.status}: {found.body[:80]!r}")
             check = self.client.get(f"{url}.CHECKSUM", limit=4096)
-            note = "" if check.status == 200 else f"{file.name} has no checksum in the archive."
             try:
-                if check.status == 200:
-                    promised = archive.parse_checksum(check.body, file.name)
-                    sha = hashlib.sha256(found.body).hexdigest()
-                    if sha != promised:
-                        raise BadFile(
-                            f"{file.name} does not match its checksum (sha256 {sha[:12]}..., "
-                            f"the archive promises {promised[:12]}...)"
-                        )
-                piece = archive.read_file(file, found.body, now=order.now, coins=order.contract.coins, note=note)
+                if check.status != 200:
+                    return read(found.body, note=f"{file.name} has no checksum in the archive.")
+                sha, promised = hashlib.sha256(found.body).hexdigest(), archive.parse_checksum(check.body, file.name)
+                if sha != promised:
+                    raise BadFile(
+                        f"{file.name} does not match its checksum (sha256 {sha[:12]}..., "
+                        f"the archive promises {promised[:12]}...)"
+                    )
+                piece = read(found.body)
             except BadFile as error:
                 wrong = error
                 continue
-            if not note:
-                self.store.keep_part(order.market, order.series, file.name, found.body)
+            self.store.keep_part(order.market, order.series, file.name, found.body)
             return piece
         raise BadFile(f"{wrong}; it was downloaded twice and is refused")
 
@@ -300,38 +304,42 @@ class _Fetch:
         return answer.body, order.now if answer.time is None else int(answer.time) * SECOND
 
     def _first_bar(self, order: Order) -> int | None:
-        body, _ = self._page(order, startTime=0, limit=1)
-        rows = archive.rows_of(body, f"the first bar of {order.series}")
-        return int(rows[0][0]) * 10**6 if rows else None
-
-    def _exists(self, file: ArchiveFile) -> bool:
-        return self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096).status == 200
+        """Ask when a symbol was first traded (ns); None where the REST host is of no help."""
+        try:
+            body, _ = self._page(order, startTime=0, limit=1)
+            rows = archive.rows_of(body, f"the first bar of {order.series}")
+            return int(rows[0][0]) * 10**6 if rows else None
+        except UnknownName:
+            # The archive has coins that were delisted long ago; it shows where their bars begin.
+            months = spread(dates(np.arange(order.first, order.end, DAY), "M"))
+            sums = [f"{self.hosts.file(order.file(month))}.CHECKSUM" for month in months]
+            if not any(self.client.get(url, limit=4096).status == 200 for url in sums):
+                raise
+        except SourceError:
+            pass
+        return None
 
     def _unknown(self, order: Order) -> UnknownName:
         """Say that there is no such symbol, with the nearest that there are."""
-        if order.market not in self._names:
-            try:
-                url = self.hosts.rest(order.market, "ticker/price")
-                answer = self.client.get(url, limit=archive.REST_LIMIT)
-                names = re.findall(r'"symbol"\s*:\s*"(\w+)"', answer.body.decode(errors="replace"))
-            except SourceError:
-                names = []
-            self._names[order.market] = names or list(LISTINGS)
         try:
-            check_name(f"symbol of the {order.market} market", order.symbol, self._names[order.market])
+            answer = self.client.get(self.hosts.rest(order.market, "ticker/price"), limit=archive.REST_LIMIT)
+            names = re.findall(r'"symbol"\s*:\s*"(\w+)"', answer.body.decode(errors="replace"))
+        except SourceError:
+            names = []
+        try:
+            check_name(f"symbol of the {order.market} market", order.symbol, names or LISTINGS)
         except UnknownName as error:
             return error
         return UnknownName(f"{order.symbol} has no bars on the {order.market} market")
 
 
-def _finish(order: Order, held: Holding, trouble: list[tuple[bool, Exception]]) -> Klines:
+def _finish(order: Order, held: Holding, troubles: list[Exception], archive_failed: bool) -> Klines:
     """Give out the bars that were asked for with what is known about them; raise if they are not to be had."""
-    reasons = list(dict.fromkeys(str(error) for _, error in trouble))
-    refused = [str(error) for _, error in trouble if isinstance(error, BadFile)]
+    reasons = list(dict.fromkeys(map(str, troubles)))
+    refused = [str(error) for error in troubles if isinstance(error, BadFile)]
     unknown = unasked_bars(order, held)
-    archive_failed = any(not at_rest for at_rest, _ in trouble)
     inside = (held.starts >= order.first) & (held.starts < order.end)
-    if refused or (len(unknown) and archive_failed) or (trouble and not inside.any()):
+    if refused or (len(unknown) and archive_failed) or (troubles and not inside.any()):
         raise _Lost(" ".join(f"{r.rstrip('.')}." for r in refused or reasons), _cached(order, held))
     notes = list(order.notes)
     if held.damage:
@@ -370,9 +378,7 @@ def _finish(order: Order, held: Holding, trouble: list[tuple[bool, Exception]]) 
         start=pd.Timestamp(first, tz="UTC"),
         end=pd.Timestamp(order.end - 1, tz="UTC"),
         now=pd.Timestamp(order.now, tz="UTC"),
-        duplicates=sum(r.duplicates for r in records),
-        off_grid=sum(r.off_grid for r in records),
-        unfinished=sum(r.unfinished for r in records),
+        dropped={name: sum(getattr(r, name) for r in records) for name in ("duplicates", "off_grid", "unfinished")},
         disagreements=[d for d in held.disagreements if between[0] <= d.first < between[1]],
         notes=notes,
     )
@@ -400,62 +406,6 @@ def _sentence(lost: dict[str, Exception], asked: int) -> str:
     lines += cached[:3]
     lines.append("Run the same again to go on: what came whole is kept. Or ask for dates that the cache has.")
     return "\n".join(lines)
-
-
-def _run(
-    plans: dict[str, Steps], client: Client, threads: int, progress: Callable[[int, int, int, str], None] | None
-) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Drive all plans at once with one pool of threads; return what they returned, and what they raised."""
-    done: dict[str, Any] = {}
-    failed: dict[str, Exception] = {}
-    answers: dict[str, list[Any]] = {}
-    left: dict[str, int] = {}
-    waiting: dict[Future, tuple[str, int, str]] = {}
-    ready: queue.SimpleQueue[Future] = queue.SimpleQueue()  # wait() would look at every future each time
-    finished = total = 0
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="klines")
-
-    def advance(name: str, value: list[Any] | None) -> None:
-        nonlocal total
-        try:
-            jobs = plans[name].send(value)
-        except StopIteration as stop:
-            done[name] = stop.value
-        except CpbkitError as error:
-            failed[name] = error
-        else:
-            answers[name] = [None] * len(jobs)
-            left[name] = len(jobs)
-            total += len(jobs)
-            for slot, (text, job) in enumerate(jobs):
-                future = pool.submit(job)
-                waiting[future] = (name, slot, text)
-                future.add_done_callback(ready.put)
-
-    try:
-        for name in plans:
-            advance(name, None)
-        while waiting:
-            try:
-                future = ready.get(timeout=1)  # so that a Ctrl-C is heard on Windows too
-            except queue.Empty:
-                continue
-            name, slot, text = waiting.pop(future)
-            error = future.exception()
-            if error is not None and not isinstance(error, SourceError | UnknownName):
-                raise error  # a full disk, or a fault of ours: no series can go on
-            answers[name][slot] = future.result() if error is None else error
-            finished += 1
-            left[name] -= 1
-            if progress:
-                progress(finished, total, client.bytes, text)
-            if not left[name]:
-                advance(name, answers.pop(name))
-    finally:
-        if waiting:
-            client.stop()
-        pool.shutdown(wait=False, cancel_futures=True)
-    return done, failed
 
 
 def _now() -> int:

@@ -55,7 +55,7 @@ class Refused(Unavailable):
 class _Again(Exception):
     """A try that failed in a way that another one may not."""
 
-    def __init__(self, reason: str, wait: float | None = None):
+    def __init__(self, reason: str, wait: float = 0.0):
         super().__init__(reason)
         self.wait = wait
 
@@ -63,15 +63,15 @@ class _Again(Exception):
 class _Host:
     """What is known of a host, shared by the threads."""
 
-    def __init__(self):
-        self.lock = threading.Lock()
+    def __init__(self, settings: dict):
+        self.settings = settings  # proxies and certificates
         self.paused_until = 0.0  # monotonic s
         self.given_up = 0  # bodies in a row
         self.gone: Unavailable | None = None
 
 
 class Client:
-    """Gets bodies for many threads through one pool of connections; close it, or use it in `with`."""
+    """Gets bodies for many threads through one pool of connections, until it is closed."""
 
     def __init__(self, threads: int, patience: Patience | None = None):
         self.patience = patience or Patience()
@@ -80,22 +80,16 @@ class Client:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._session = requests.Session()
-        adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=threads, max_retries=0)
-        self._session.mount("https://", adapter)
-        self._session.mount("http://", adapter)
+        self._session.trust_env = False  # read once a host below: a look for proxies takes longer than a small file
+        for scheme in ("https://", "http://"):
+            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=threads))
         # Bodies are zips, or small: plain bytes keep Content-Length meaningful.
         self._session.headers["Accept-Encoding"] = "identity"
 
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.stop()
-        self._session.close()
-
-    def stop(self) -> None:
+    def close(self) -> None:
         """Make every thread give up at its next byte, wait or try."""
         self._stopped.set()
+        self._session.close()
 
     def get(self, url: str, params: dict | None = None, *, limit: int) -> Answer:
         """Get a body of at most `limit` bytes.
@@ -104,102 +98,87 @@ class Client:
         jittered and capped waits. Raises Refused at 403, 418 and 451, Unavailable when patience ends; a host that
         refused, or gave up on several bodies in a row, is not asked again.
         """
-        host, patience = self._host(url), self.patience
-        began, reason = time.monotonic(), ""
-        for attempt in range(patience.tries):
-            if attempt:
-                self._wait(random.uniform(0.5, 1.0) * min(patience.longest_wait, patience.backoff * 2**attempt))
-            self._wait(host.paused_until - time.monotonic())
-            if host.gone:
-                raise host.gone
-            if self._stopped.is_set():
-                raise Unavailable("stopped")
-            try:
-                answer = self._once(host, url, params, limit)
-            except _Again as again:
-                reason = str(again)
-                if again.wait is not None:
-                    with host.lock:  # all threads wait, not only the one that was told to
-                        wait = min(again.wait, patience.longest_wait)
-                        host.paused_until = max(host.paused_until, time.monotonic() + wait)
-            except Refused as error:
-                host.gone = error
-                raise
-            except Unavailable:
-                self._give_up(host, url, began, reason)
-                raise
-            else:
-                host.given_up = 0
-                return answer
-        self._give_up(host, url, began, reason)
-        raise Unavailable(f"{url} could not be had in {patience.tries} tries; the last: {reason}")
+        # urllib3's Retry does this but for short bodies, a cap on what Retry-After says, and other threads' news.
+        host, patience, reason = self._host(url), self.patience, ""
+        try:
+            for attempt in range(patience.tries):
+                if attempt:
+                    self._wait(random.uniform(0.5, 1.0) * min(patience.longest_wait, patience.backoff * 2**attempt))
+                self._wait(host.paused_until - time.monotonic())
+                if host.gone:
+                    raise host.gone
+                try:
+                    answer = self._once(host, url, params, limit)
+                    host.given_up = 0
+                    return answer
+                except _Again as again:
+                    reason = str(again)
+                    self.pause(url, min(again.wait, patience.longest_wait))  # all threads: they share the allowance
+            raise Unavailable(f"{url} could not be had in {patience.tries} tries; the last: {reason}")
+        except Refused as error:
+            host.gone = error
+            raise
+        except Unavailable:
+            with self._lock:
+                host.given_up += 1
+                if host.given_up >= patience.dead_after and not host.gone:
+                    host.gone = Unavailable(
+                        f"{urlsplit(url).netloc} is not to be reached: {host.given_up} files in a row failed, the last "
+                        f"after {patience.tries} tries ({reason or 'its body came too slowly or was too long'})"
+                    )
+            raise
 
     def pause(self, url: str, seconds: float) -> None:
         """Ask the host of a URL for nothing more during this time."""
         host = self._host(url)
-        with host.lock:
+        with self._lock:
             host.paused_until = max(host.paused_until, time.monotonic() + seconds)
 
     def _host(self, url: str) -> _Host:
         name = urlsplit(url).netloc
         with self._lock:
-            return self._hosts.setdefault(name, _Host())
-
-    def _give_up(self, host: _Host, url: str, began: float, reason: str) -> None:
-        with host.lock:
-            host.given_up += 1
-            if host.given_up >= self.patience.dead_after and host.gone is None:
-                host.gone = Unavailable(
-                    f"{urlsplit(url).netloc} is not to be reached: {host.given_up} files in a row failed, the last "
-                    f"after {self.patience.tries} tries in {time.monotonic() - began:.0f} s ({reason})"
-                )
+            if name not in self._hosts:
+                environment = requests.Session().merge_environment_settings(url, {}, True, None, None)
+                self._hosts[name] = _Host(environment)
+            return self._hosts[name]
 
     def _wait(self, seconds: float) -> None:
-        if seconds > 0:
-            self._stopped.wait(seconds)
+        if self._stopped.wait(max(0.0, seconds)):
+            raise Unavailable("stopped")
 
     def _once(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer:
         timeout = (self.patience.connect, self.patience.read)
         try:
-            with self._session.get(url, params=params, timeout=timeout, stream=True) as response:
-                return self._read(response, url, limit)
+            with self._session.get(url, params=params, timeout=timeout, **host.settings) as response:
+                status, headers = response.status_code, response.headers
+                if status in REFUSALS:
+                    raise Refused(f"{urlsplit(url).netloc} {REFUSALS[status]}")
+                if status in (408, 429) or status >= 500:
+                    asked = headers.get("Retry-After", "") if status == 429 else ""
+                    raise _Again(f"HTTP {status}", float(asked) if asked.isdigit() else 0.0)
+                if status not in (200, 400, 404):
+                    raise Unavailable(f"{url} answered HTTP {status}, which it never should")
+                body = self._body(response, url, limit)
         except (requests.exceptions.InvalidURL, requests.exceptions.TooManyRedirects) as error:
             raise Unavailable(f"{url}: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise _Again(_plain(error)) from None
-
-    def _read(self, response: requests.Response, url: str, limit: int) -> Answer:
-        status, name = response.status_code, urlsplit(url).netloc
-        if status in REFUSALS:
-            raise Refused(f"{name} {REFUSALS[status]}")
-        if status in (408, 429) or status >= 500:
-            raise _Again(f"HTTP {status}", _seconds(response.headers.get("Retry-After")) if status == 429 else None)
-        if status not in (200, 400, 404):
-            raise Unavailable(f"{url} answered HTTP {status}, which it never should")
-        body = self._body(response, url, limit)
-        said = email.utils.parsedate_to_datetime(date) if (date := response.headers.get("Date")) else None
-        used = response.headers.get("X-MBX-USED-WEIGHT-1M", "")
-        return Answer(status, body, said.timestamp() if said else None, int(used) if used.isdigit() else 0)
+        with self._lock:
+            self.bytes += len(body)
+        date, used = email.utils.parsedate_tz(headers.get("Date", "")), headers.get("X-MBX-USED-WEIGHT-1M", "")
+        return Answer(status, body, email.utils.mktime_tz(date) if date else None, int(used) if used.isdigit() else 0)
 
     def _body(self, response: requests.Response, url: str, limit: int) -> bytes:
-        deadline, parts, size = time.monotonic() + self.patience.whole, [], 0
+        deadline, body = time.monotonic() + self.patience.whole, bytearray()
         # read() of a drip of bytes would return only when the chunk is full, and no deadline would be seen.
         while chunk := response.raw.read1(_CHUNK):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > limit:
+            body += chunk
+            if len(body) > limit:
                 raise Unavailable(f"{url} sends more than {limit:,} bytes, which no file of bars has")
             if time.monotonic() > deadline:
-                raise Unavailable(f"{url} sent {size:,} bytes in {self.patience.whole:.0f} s, which is too slow")
-            if self._stopped.is_set():
-                raise Unavailable("stopped")
-        with self._lock:
-            self.bytes += size
-        return b"".join(parts)
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isdigit() else None
+                raise Unavailable(f"{url} sent {len(body):,} bytes in {self.patience.whole:.0f} s, which is too slow")
+            self._wait(0)
+        return bytes(body)
 
 
 def _plain(error: Exception) -> str:

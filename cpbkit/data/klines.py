@@ -1,37 +1,25 @@
 """The kline table, the checks at its door, and the Passport that tells how complete and how sound it is."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from cpbkit.data.venue import HALTS
+from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, check_name
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 INTERVAL_SECONDS: dict[str, int] = {
-    "1m": _MINUTE,
-    "3m": 3 * _MINUTE,
-    "5m": 5 * _MINUTE,
-    "15m": 15 * _MINUTE,
-    "30m": 30 * _MINUTE,
-    "1h": _HOUR,
-    "2h": 2 * _HOUR,
-    "4h": 4 * _HOUR,
-    "6h": 6 * _HOUR,
-    "8h": 8 * _HOUR,
-    "12h": 12 * _HOUR,
-    "1d": _DAY,
-    "3d": 3 * _DAY,
-    "1w": 7 * _DAY,
+    name: int(name[:-1]) * _UNITS[name[-1]] for name in "1m 3m 5m 15m 30m 1h 2h 4h 6h 8h 12h 1d 3d 1w".split()
 }
 OHLCV = ("open", "high", "low", "close", "volume")
 EXTRAS = ("quote_volume", "trades", "taker_buy_volume")  # kept where the source has them
 JUMP_LIMIT = 0.5  # |log return| of a bar beyond which it is listed as a jump (+65 %, -39 %)
 SECOND = 1_000_000_000  # ns
+DAY = 86400 * SECOND  # ns
 
 
 @dataclass(frozen=True)
@@ -153,9 +141,9 @@ def grid_phase(interval: str, starts: np.ndarray) -> int:
     Weeks start on a Monday. The phase of three days is the venue's choice: the most common one of `starts`.
     """
     if interval == "1w":
-        return 4 * _DAY * SECOND
+        return 4 * DAY
     if interval == "3d" and len(starts):
-        phases, counts = np.unique(starts % (3 * _DAY * SECOND), return_counts=True)
+        phases, counts = np.unique(starts % (3 * DAY), return_counts=True)
         return int(phases[counts.argmax()])
     return 0
 
@@ -170,6 +158,27 @@ def find_last(starts: np.ndarray) -> np.ndarray:
     return np.append(starts[1:] != starts[:-1], True)[: len(starts)]
 
 
+def sift(
+    starts: np.ndarray, values: np.ndarray, interval: str, now: int | None = None
+) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Keep the bars on the grid that are closed, in order, of rows for one bar the last; count what was dropped.
+
+    starts (N,): ns; values (N, C). now (ns): bars that close later are unfinished (default: all are closed).
+    """
+    step = INTERVAL_SECONDS[interval] * SECOND
+    on_grid = starts % step == grid_phase(interval, starts)
+    closed = on_grid if now is None else on_grid & (starts <= now - step)
+    order = np.argsort(starts, kind="stable")
+    order = order[closed[order]]
+    last = find_last(starts[order])
+    dropped = {
+        "duplicates": int((~last).sum()),
+        "unfinished": int((on_grid & ~closed).sum()),
+        "off_grid": int((~on_grid).sum()),
+    }
+    return starts[order[last]], values[order[last]], dropped
+
+
 def validate(
     frame: pd.DataFrame,
     series: str,
@@ -180,62 +189,40 @@ def validate(
     start: Any = None,
     end: Any = None,
     now: Any = None,
-    duplicates: int = 0,
-    off_grid: int = 0,
-    unfinished: int = 0,
+    dropped: Mapping[str, int] | None = None,
     disagreements: Iterable[Disagreement] = (),
     notes: Iterable[str] = (),
     synthetic: bool = False,
 ) -> Klines:
     """Let bars in: sort, drop the double, the unfinished and the off-grid, refuse the impossible, count the rest.
 
-    frame: DatetimeIndex of bar starts (without a zone: taken as UTC), in any order; of rows for one bar the last
-    wins.
+    frame: DatetimeIndex of bar starts (without a zone: taken as UTC), in any order.
     start, end: first and last instant asked for, both inclusive (default: the first and the last bar).
     now: bars that close after it are unfinished (default: all are closed).
-    duplicates, off_grid, unfinished, disagreements, notes: what the source already dropped or found.
+    dropped, disagreements, notes: what the source already dropped (as `sift` counts it) or found.
     Raises DataError with the first bad bar.
     """
     _, interval = split_name(series)
     step = INTERVAL_SECONDS[interval] * SECOND
     starts, values, columns = _columns(frame, series)
-
-    order = np.argsort(starts, kind="stable")
-    starts, values = starts[order], values[order]
     phase = grid_phase(interval, starts)
-    on_grid = starts % step == phase
-    closed = np.ones(len(starts), bool) if now is None else starts + step <= _ns(now)
-    keep = on_grid & closed
-    off_grid += int((~on_grid).sum())
-    unfinished += int((on_grid & ~closed).sum())
-    starts, values = starts[keep], values[keep]
-    last = find_last(starts)
-    duplicates += int((~last).sum())
-    starts, values = starts[last], values[last]
+    starts, values, counts = sift(starts, values, interval, None if now is None else _ns(now))
 
-    low = first_bar(_ns(start), step, phase) if start is not None else None
-    high = _ns(end) if end is not None else None
-    if now is not None and high is not None:
-        high = min(high, _ns(now) - step)
-    inside = np.ones(len(starts), bool)
-    if low is not None:
-        inside &= starts >= low
-    if high is not None:
-        inside &= starts <= high
-    starts, values = starts[inside], values[inside]
-    if not len(starts):
+    low = -(1 << 62) if start is None else first_bar(_ns(start), step, phase)
+    high = min((_ns(end) if end is not None else 1 << 62), (_ns(now) - step if now is not None else 1 << 62))
+    inside = (starts >= low) & (starts <= high)
+    if not inside.any():
         raise DataError(
-            f"{series}: no bar left of {len(frame)} rows ({off_grid} off the {interval} grid, "
-            f"{unfinished} not closed yet, {int((~inside).sum())} outside the dates asked for)"
+            f"{series}: no bar left of {len(frame)} rows ({counts['off_grid']} off the {interval} grid, "
+            f"{counts['unfinished']} not closed yet, {int((~inside).sum())} outside the dates asked for)"
         )
+    starts, values = starts[inside], values[inside]
     check_bars(starts, values, series)
 
-    grid_low = starts[0] if low is None else low
-    grid_high = starts[-1] if high is None else (high - phase) // step * step + phase
-    expected = max(int((grid_high - grid_low) // step) + 1, len(starts))
+    grid_low = starts[0] if start is None else low
+    grid_high = starts[-1] if end is None else (high - phase) // step * step + phase
     o, h, lo, c, volume = values[:, :5].T
     move = np.log(c[1:] / c[:-1])
-    jumped = np.flatnonzero(np.abs(move) > JUMP_LIMIT)
     passport = Passport(
         series=series,
         source=source,
@@ -243,21 +230,22 @@ def validate(
         files=tuple(files),
         first=stamp(starts[0]),
         last=stamp(starts[-1]),
-        expected=expected,
+        expected=max(int((grid_high - grid_low) // step) + 1, len(starts)),
         got=len(starts),
         gaps=_gaps(starts, grid_low, grid_high, step, market),
         zero_volume=int((volume == 0).sum()),
         flat=int(((o == h) & (h == lo) & (lo == c)).sum()),
-        duplicates=duplicates,
-        unfinished=unfinished,
-        off_grid=off_grid,
-        jumps=tuple(Jump(stamp(starts[i + 1]), round(float(move[i]), 6)) for i in jumped),
+        **{name: count + (dropped or {}).get(name, 0) for name, count in counts.items()},
+        jumps=tuple(
+            Jump(stamp(starts[i + 1]), round(float(move[i]), 6)) for i in np.flatnonzero(np.abs(move) > JUMP_LIMIT)
+        ),
         disagreements=tuple(disagreements),
         notes=tuple(notes),
         synthetic=synthetic,
     )
     index = pd.DatetimeIndex(starts.view("M8[ns]"), name="open_time").tz_localize("UTC")
-    return Klines(pd.DataFrame(values, index=index, columns=columns), passport)
+    # Each column in one piece: indicators read columns, and one that is spread over the rows costs them a copy.
+    return Klines(pd.DataFrame(np.asfortranarray(values), index=index, columns=columns), passport)
 
 
 def passport_table(passports: Iterable[Passport]) -> pd.DataFrame:
@@ -340,17 +328,10 @@ def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, 
 
 def _gaps(starts: np.ndarray, low: int, high: int, step: int, market: str) -> tuple[Gap, ...]:
     edges = np.concatenate(([low - step], starts, [high + step]))
-    missing = np.diff(edges) // step - 1
-    gaps = []
-    for i in np.flatnonzero(missing > 0):
-        first, last = int(edges[i]) + step, int(edges[i + 1]) - step
-        gaps.append(Gap(stamp(first), stamp(last), int(missing[i]), _halt_name(first, last + step, market)))
-    return tuple(gaps)
-
-
-def _halt_name(start: int, end: int, market: str) -> str:
-    if market == "spot":
-        for halt in HALTS:
-            if halt.covers(start, end):
-                return halt.name
-    return ""
+    at = np.flatnonzero(np.diff(edges) > step)
+    first, after = edges[at] + step, edges[at + 1]
+    names = [HALTS[i].name if i >= 0 else "" for i in halts_of(first, after, market)]
+    return tuple(
+        Gap(stamp(begin), stamp(end - step), int((end - begin) // step), name)
+        for begin, end, name in zip(first, after, names, strict=True)
+    )

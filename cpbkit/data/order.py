@@ -1,19 +1,23 @@
 """One series to get from Binance: which bars can exist, which of them a holding lacks, where to ask for them."""
 
 import datetime as dt
+import itertools
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from cpbkit.data.archive import DAY, ArchiveFile, day_ns
-from cpbkit.data.klines import INTERVAL_SECONDS, SECOND, first_bar, grid_phase, series_name, stamp
+from cpbkit.data.archive import MONTHLY_ONLY, ArchiveFile, day_ns
+from cpbkit.data.klines import DAY, INTERVAL_SECONDS, SECOND, first_bar, grid_phase, series_name, stamp
 from cpbkit.data.store import RANK, Holding
-from cpbkit.data.venue import CONTRACTS, HALTS, LISTINGS, PREDECESSORS, Contract
+from cpbkit.data.venue import CONTRACTS, LISTINGS, PREDECESSORS, Contract, halts_of
 from cpbkit.errors import DataError, UnknownName
 
 WILD = DAY  # after a listing, left out: the first hours trade far from every later price
+ROLLED_UP = 100 * DAY  # a month this old has its monthly file, or never gets one
+ASK_AGAIN = 6 * 3600 * SECOND  # a file that the archive lacked: it may have come since
+ASK_OLD_AGAIN = 7 * DAY  # the same for one older than ROLLED_UP
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Order:
     def file(self, date: str) -> ArchiveFile:
         """Return the file of a month (2025-03) or a day (2025-03-24)."""
         return ArchiveFile(self.market, self.contract.name, self.interval, date)
+
+    def is_rolled_up(self, file: ArchiveFile) -> bool:
+        """Say whether a file is so old that what the archive lacks of it will hardly come."""
+        return file.span[1] < self.now - ROLLED_UP
 
 
 def days(start: str, end: str, now: int) -> tuple[int, int]:
@@ -95,20 +103,10 @@ def usable(order: Order) -> Order:
 def missing_bars(order: Order, held: Holding) -> np.ndarray:
     """Return the starts (ns) of closed bars that a holding lacks and no halt of the venue explains."""
     step, phase = order.step, grid_phase(order.interval, held.starts)
-    low = first_bar(order.first, step, phase)
-    grid = np.arange(low, min(order.end, order.now - step + 1), step, dtype=np.int64)
+    grid = np.arange(first_bar(order.first, step, phase), min(order.end, order.now - step + 1), step, dtype=np.int64)
     at = np.searchsorted(held.starts, grid)
     absent = grid[np.append(held.starts, -1)[at] != grid]
-    if order.market == "spot" and len(absent):
-        for halt in HALTS:
-            absent = absent[~halt.covers(absent, absent + step)]
-    return absent
-
-
-def unsettled_bars(order: Order, held: Holding) -> np.ndarray:
-    """Return the starts of bars that the archive may still give: missing ones, and those only REST has given."""
-    ours = (held.starts >= order.first) & (held.starts < order.end) & (held.ranks == RANK["rest"])
-    return np.concatenate((missing_bars(order, held), held.starts[ours]))
+    return absent[halts_of(absent, absent + step, order.market) < 0]
 
 
 def unasked_bars(order: Order, held: Holding) -> np.ndarray:
@@ -120,20 +118,66 @@ def unasked_bars(order: Order, held: Holding) -> np.ndarray:
     return absent
 
 
-def segments(starts: np.ndarray, step: int) -> list[tuple[int, int]]:
-    """Join bar starts into spans [first, last + step) of days in a row, none across a month."""
-    if not len(starts):
+def lacking_months(order: Order, held: Holding) -> list[ArchiveFile]:
+    """List the monthly files to ask for."""
+    return _unasked_files(order, held, dates(_unsettled_bars(order, held), "M"))
+
+
+def lacking_days(order: Order, held: Holding, probe: bool) -> list[ArchiveFile]:
+    """List the daily files to ask for.
+
+    An old month without a file was most likely never traded. Three of its days are asked for with `probe`, and the
+    others without it once one of the three was there.
+    """
+    if order.interval in MONTHLY_ONLY:
         return []
-    dates = np.unique(starts).view("M8[ns]")
-    near = np.diff(dates.astype("M8[D]").astype(np.int64)) <= max(1, step // DAY)
-    same_month = dates[1:].astype("M8[M]") == dates[:-1].astype("M8[M]")
-    pieces = np.split(dates.view(np.int64), np.flatnonzero(~(near & same_month)) + 1)
-    return [(int(piece[0]), int(piece[-1]) + step) for piece in pieces]
+    days = dates(_unsettled_bars(order, held), "D")
+    chosen = []
+    for month, listed in itertools.groupby(days, key=lambda day: day[:7]):
+        whole, listed = order.file(month), list(listed)
+        low, high = whole.span
+        traded = any(r.kind == "daily" and low <= r.start < high for r in held.records.values())
+        if whole.name in held.absent and order.is_rolled_up(whole) and not traded:
+            listed = spread(listed) if probe else []
+        chosen += listed
+    return _unasked_files(order, held, chosen)
+
+
+def lacking_spans(order: Order, held: Holding) -> list[tuple[int, int]]:
+    """List the spans [first, last + step) (ns) to ask the REST host for: days in a row, none across a month."""
+    absent = unasked_bars(order, held)
+    if not len(absent):
+        return []
+    days, months = (absent.view("M8[ns]").astype(f"M8[{unit}]").astype(np.int64) for unit in "DM")
+    ends = np.flatnonzero((np.diff(days) > max(1, order.step // DAY)) | (np.diff(months) > 0))
+    return [(int(piece[0]), int(piece[-1]) + order.step) for piece in np.split(absent, ends + 1)]
+
+
+def _unsettled_bars(order: Order, held: Holding) -> np.ndarray:
+    """Return the starts of bars that the archive may still give: missing ones, and those only REST has given."""
+    ours = (held.starts >= order.first) & (held.starts < order.end) & (held.ranks == RANK["rest"])
+    return np.concatenate((missing_bars(order, held), held.starts[ours]))
+
+
+def _unasked_files(order: Order, held: Holding, dates: list[str]) -> list[ArchiveFile]:
+    """Drop the files that are read, that cannot be there yet, or that lately were not there."""
+    files = []
+    for file in map(order.file, dates):
+        waited = order.now - held.absent.get(file.name, -ASK_OLD_AGAIN)
+        lately = 0 <= waited < (ASK_OLD_AGAIN if order.is_rolled_up(file) else ASK_AGAIN)
+        if file.span[1] <= order.now and file.name not in held.records and not lately:
+            files.append(file)
+    return files
 
 
 def dates(starts: np.ndarray, unit: str) -> list[str]:
     """List the months (unit M) or days (unit D) that hold bar starts (ns), oldest first."""
     return [str(date) for date in np.unique(starts.view("M8[ns]").astype(f"M8[{unit}]"))]
+
+
+def spread(items: list[str]) -> list[str]:
+    """Return the first, the middle and the last of a list, each once."""
+    return list(dict.fromkeys((items[0], items[len(items) // 2], items[-1])))
 
 
 def listing_of(symbol: str, market: str) -> int | None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -28,6 +29,10 @@ PART_AGE = 86400.0  # s; an older part may have been rewritten by the venue sinc
 LOCK_WAIT = 60.0  # s; a merge takes well under one
 _FORMAT = 1
 Bars = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, values and ranks, as in Holding
+
+
+class CacheError(DataError):
+    """A cache that cannot be written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,12 +190,13 @@ class Store:
 
     def part(self, market: str, series: str, name: str) -> bytes | None:
         """Return a download that an interrupted fetch left, if it is whole and fresh."""
-        for path in self._parts(market, series).glob(f"{name}.*"):
-            with contextlib.suppress(OSError):
-                blob = path.read_bytes()
-                fresh = time.time() - path.stat().st_mtime < PART_AGE
-                if fresh and path.name == f"{name}.{hashlib.sha256(blob).hexdigest()}":
-                    return blob
+        # Any of this fails when another process merges the same series and drops its parts.
+        with contextlib.suppress(OSError):
+            for path in self._parts(market, series).iterdir():
+                if path.name.startswith(f"{name}.") and time.time() - path.stat().st_mtime < PART_AGE:
+                    blob = path.read_bytes()
+                    if path.name == f"{name}.{hashlib.sha256(blob).hexdigest()}":
+                        return blob
         return None
 
     def list(self, market: str | None = None, series: str | None = None) -> tuple[Entry, ...]:
@@ -221,12 +227,7 @@ class Store:
 
     def drop_parts(self, market: str, series: str) -> None:
         """Forget the downloads that wait for `update`."""
-        folder = self._parts(market, series)
-        for path in folder.glob("*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        shutil.rmtree(self._parts(market, series), ignore_errors=True)
 
     @contextlib.contextmanager
     def _lock(self, market: str, series: str):
@@ -237,7 +238,7 @@ class Store:
             with lock.acquire(timeout=LOCK_WAIT):
                 yield
         except filelock.Timeout:
-            raise DataError(
+            raise CacheError(
                 f"another process has held {lock.lock_file} for {LOCK_WAIT:.0f} s; end it, or remove that file"
             ) from None
 
@@ -368,8 +369,8 @@ def _entry(path: Path, *, whole: bool) -> Entry:
     return Entry(str(path), market, series, first, last, bars, len(about["records"]), size, newest)
 
 
-def _cannot_write(folder: Path, error: OSError) -> DataError:
-    return DataError(
+def _cannot_write(folder: Path, error: OSError) -> CacheError:
+    return CacheError(
         f"the cache in {folder} cannot be written ({error.strerror or error}); what it held is untouched. "
         "Make room or give rights there, or set CPBKIT_CACHE to another folder"
     )

@@ -2,26 +2,23 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 
 class Halt(NamedTuple):
     """A time without spot trading on the whole venue; it explains the bars missing in [start, end)."""
 
-    start: pd.Timestamp
-    end: pd.Timestamp
+    start: int  # ns
+    end: int  # ns
     name: str
-
-    def covers(self, start, end):
-        """Say whether it explains that nothing was traded in [start, end): ns, numbers or arrays of them."""
-        return (self.start.value <= start) & (end <= self.end.value)
 
 
 def _halt(last_bar: str, first_bar: str, name: str = "") -> Halt:
     # Measured on hourly bars: a halt began inside the last hour that has a bar and ended inside the first that
     # has one again, so finer bars may miss from the start of the one to the end of the other.
     start, end = pd.Timestamp(last_bar, tz="UTC"), pd.Timestamp(first_bar, tz="UTC") + pd.Timedelta(hours=1)
-    return Halt(start, end, name or f"spot halt of {start:%Y-%m-%d}")
+    return Halt(start.value, end.value, name or f"spot halt of {start:%Y-%m-%d}")
 
 
 HALTS: tuple[Halt, ...] = (
@@ -54,6 +51,15 @@ HALTS: tuple[Halt, ...] = (
     _halt("2021-09-29 06:00", "2021-09-29 09:00"),
     _halt("2023-03-24 12:00", "2023-03-24 14:00", "spot matching-engine outage of 2023-03-24"),
 )
+_HALTED, _RESUMED = (np.array(times) for times in list(zip(*HALTS, strict=True))[:2])
+
+
+def halts_of(starts: np.ndarray, ends: np.ndarray, market: str) -> np.ndarray:
+    """Return the numbers in HALTS of those that explain why [start, end) (N,) ns had no trade, else -1: (N,)."""
+    last = np.searchsorted(_HALTED, starts, side="right") - 1  # halts are in order and apart
+    explained = (last >= 0) & (ends <= _RESUMED[last]) & (market == "spot")
+    return np.where(explained, last, -1)
+
 
 # First spot bar of an asset, UTC; for a symbol that a second asset took over (LUNAUSDT), of the second one.
 LISTINGS: dict[str, str] = {
