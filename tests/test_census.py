@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from cpbkit.gpu_check.census import Census, recurrences_as_leaves
+from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.chips import CHIPS
 from cpbkit.gpu_check.diagnosis import Numbers
 from cpbkit.gpu_check.faults import WrittenLSTM, make_toy
-from cpbkit.gpu_check.preflight import CALL, preflight
+from cpbkit.gpu_check.preflight import CALL, preflight, recurrences_as_leaves
 from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path, read_path
 from cpbkit.gpu_check.step import Step
 
@@ -28,7 +28,7 @@ def test_flop_of_an_lstm_step_are_the_formula():
     for device in ("cpu", "meta"):
         layer, x = nn.LSTM(8, 64, batch_first=True, device=device), torch.zeros(64, 120, 8, device=device)
         census = Census()
-        with recurrences_as_leaves(census), census:
+        with recurrences_as_leaves(census, CHIPS["T4"]), census:
             layer(x)[0].sum().backward()
         assert sum(flop for flop, _ in census.costs) == pytest.approx(formula, rel=1e-3)
         assert census.recurrences == [Recurrence("lstm", 64, 8, 1, False, "float32", False, 0, 64, 120)]
@@ -41,7 +41,7 @@ def test_a_leaf_has_the_shapes_of_the_layer(kind, settings):
     x = torch.randn(2, 7, 3)
     expected, state = layer(x)
     census = Census()
-    with recurrences_as_leaves(census), census:
+    with recurrences_as_leaves(census, CHIPS["T4"]), census:
         out, leaf_state = layer(x)
         out.sum().backward()
     assert out.shape == expected.shape
@@ -55,7 +55,7 @@ def test_a_written_cell_asks_hundreds_of_times_more_than_the_layer():
     counts = {}
     for layer in (nn.LSTM(8, 16, batch_first=True), WrittenLSTM(8, 16)):
         census = Census()
-        with recurrences_as_leaves(census), census:
+        with recurrences_as_leaves(census, CHIPS["T4"]), census:
             layer(torch.randn(4, 30, 8))[0].sum().backward()
         counts[type(layer)] = census.kernels
     assert counts[WrittenLSTM] > 50 * counts[nn.LSTM]

@@ -140,7 +140,7 @@ def fake_nvml(**answers):
         raise Refused("Not Supported")
 
     names = ("SystemGetDriverVersion", "SystemGetCudaDriverVersion", "DeviceGetHandleByIndex",
-             "DeviceGetComputeRunningProcesses", "DeviceGetMemoryInfo")  # fmt: skip
+             "DeviceGetComputeRunningProcesses")  # fmt: skip
     calls = {f"nvml{n}": (lambda *_, value=answers[n]: value) if n in answers else refuse for n in names}
     return types.SimpleNamespace(NVMLError=Refused, **calls)
 
@@ -157,13 +157,11 @@ def test_nvml_answers_and_refusals():
             DeviceGetComputeRunningProcesses=[own, other],
         ),
         unseen,
-        (T4,),
     )
     assert seen["driver"] == "580.65" and seen["driver_cuda"] == (12, 8)
     assert seen["others"] == ((1, 600_000_000),)
-    assert unseen == ["device memory: Not Supported"]
-    unseen.clear()
-    seen = environment.ask_nvml(fake_nvml(), unseen, (T4,))
+    assert unseen == []
+    seen = environment.ask_nvml(fake_nvml(), unseen)
     assert seen == {"driver": "", "driver_cuda": None} and len(unseen) == 3
 
 

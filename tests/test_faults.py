@@ -74,7 +74,7 @@ def test_rulings_on_gains(gain, least, verdict):
 # What is true on any machine; the rest depends on the chip.
 CERTAIN = {
     "C2": "FALSE", "C3": "FALSE", "C6": "FALSE", "C7": "FALSE", "C8": "FALSE", "C11": "FALSE", "C13": "FALSE",
-    "C17": "FALSE", "C19": "FALSE", "C20": "FALSE", "C22": "NOT MEASURABLE HERE", "F11": "FALSE",
+    "C17": "FALSE", "C19": "FALSE", "C20": "FALSE", "C22": "NOT MEASURABLE HERE",
 }  # fmt: skip
 
 
@@ -83,6 +83,11 @@ def test_claims_that_are_settled_everywhere():
     assert {key: row["verdict"] for key, row in rows.items()} == CERTAIN
     assert "150 minutes" in rows["C20"]["text"]
     json.dumps(list(rows.values()))
+
+
+def test_anomaly_detection_costs_or_the_machine_is_too_noisy_to_tell():
+    row = next(judge_claims(seconds=2, keys=("F11",)))
+    assert row["verdict"] == "FALSE" or row["text"].startswith("too noisy")
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ class Person:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.generator = torch.Generator().manual_seed(1)
-        self.losses, self.seen, self.best = [], {1}, {"loss": 9.0}
+        self.losses, self.seen, self.best, self.steps = [], {1}, {"loss": 9.0}, 0
         self.x = torch.randn(8, 3)
 
     def step(self):
@@ -32,6 +32,7 @@ class Person:
         self.optimizer.step()
         self.schedule.step()
         self.losses.append(loss)
+        self.steps += 1
         self.seen.add(len(self.seen) + 1)
         self.best["loss"] = loss.item()
         print("loss", loss.item())
@@ -43,7 +44,7 @@ class Person:
         tensors += [torch.get_rng_state(), self.generator.get_state()]
         plain = [m.training for m in self.model.modules()], [g["lr"] for g in self.optimizer.param_groups]
         plain += (self.schedule.last_epoch, random.getstate(), repr(np.random.get_state()), len(self.losses))
-        return [t.clone() for t in tensors], (*plain, set(self.seen), dict(self.best))
+        return [t.clone() for t in tensors], (*plain, self.steps, set(self.seen), dict(self.best))
 
 
 def seed_all():
@@ -135,6 +136,13 @@ def test_flags_of_torch_are_put_back():
         torch.use_deterministic_algorithms(True)
     assert (torch.get_float32_matmul_precision(), flags.benchmark, torch.get_default_dtype()) == before
     assert torch.is_grad_enabled() and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_expanded_tensor_is_left_alone():
+    mask = torch.ones(1, 3).expand(4, 3)
+    with preserved(lambda: mask):
+        pass
+    assert torch.equal(mask, torch.ones(4, 3))
 
 
 GLOBAL_MODEL = nn.Linear(1, 1)

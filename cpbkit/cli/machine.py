@@ -17,15 +17,12 @@ from cpbkit.presets import PRESETS
 @as_json
 def doctor(preset, seconds, claims, inject, as_json):
     """Say what is wrong with the machine, and why a step takes as long as it does."""
-    from cpbkit.gpu_check.monitor import load_nvml
-
-    nvml = load_nvml()[0]
     if claims:
         from cpbkit.gpu_check.claims import judge_claims
         from cpbkit.gpu_check.doctor import preset_step
 
         step = preset_step(preset) if preset else None
-        _show_rows(judge_claims(step, nvml=nvml), as_json, "{key:4} {verdict:20} {claim}\n     {text}")
+        _show_rows(judge_claims(step), as_json, "{key:4} {verdict:20} {claim}\n     {text}")
     elif inject:
         from cpbkit.gpu_check.faults import inject_all, render_faults
 
@@ -40,14 +37,14 @@ def doctor(preset, seconds, claims, inject, as_json):
 
         with status_line() as say:
             say(f"measuring a step of {preset}, about {seconds:.0f} s")
-            examination = diagnose(preset_step(preset), seconds, nvml)
+            examination = diagnose(preset_step(preset), seconds)
         show(examination.to_dict(), as_json, lambda: render(examination))
         if examination.failure:
             raise click.exceptions.Exit(1)
     else:
         from cpbkit.gpu_check.environment import check_environment
 
-        report = check_environment(nvml)
+        report = check_environment()
         show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))
 
 

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path
+from cpbkit.gpu_check.rnn_path import Recurrence
 
 aten = torch.ops.aten
 # No kernel runs for these on a GPU: they only describe memory.
@@ -62,10 +61,12 @@ class Census(TorchDispatchMode):
             out = function(*args, **kwargs)
         if self.paused:
             return out
-        made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        self._remember(made)
-        read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if packet in WAITS or self._copies_to_host(packet, read, made, args):
+        made, read = (
+            [t for t in tree_leaves(things) if isinstance(t, torch.Tensor)] for things in (out, (args, kwargs))
+        )
+        for storage in (tensor.untyped_storage() for tensor in made):
+            self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        if packet in WAITS or _copies_to_host(packet, read, made, args):
             self._add_wait()
         if packet is aten._local_scalar_dense or function.is_view or packet in FREE:
             return out
@@ -77,23 +78,28 @@ class Census(TorchDispatchMode):
         if formula:
             self.precision = str(read[0].dtype).removeprefix("torch.")
         flop = int(formula(*args, **kwargs, out_val=out)) if formula else 0
-        self.costs.append((flop, sum(t.nbytes for t in read) + sum(t.nbytes for t in made)))
+        self.costs.append((flop, sum(t.nbytes for t in (*read, *made))))
         return out
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> list:
-        """Count the launches of an optimiser, if it is one that walks tensor by tensor; return the hooks."""
-        settings, on_gpu = optimizer.param_groups[0], optimizer.param_groups[0]["params"][0].is_cuda
-        together = settings.get("foreach")
-        if settings.get("fused") or together or (together is None and on_gpu):
-            return []
+    @contextlib.contextmanager
+    def watching(self, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+        """Count an optimiser's launches apart, if it is one that walks tensor by tensor."""
+        hooks, marks = [], []
+        if optimizer is not None:
+            settings, on_gpu = optimizer.param_groups[0], optimizer.param_groups[0]["params"][0].is_cuda
+            together = settings.get("fused") or settings.get("foreach")
+            if not together and not (settings.get("foreach") is None and on_gpu):
 
-        def begin(*_) -> None:
-            self.optimizer_kernels -= self.kernels
+                def note(*_) -> None:
+                    marks.append(self.kernels)
 
-        def end(*_) -> None:
-            self.optimizer_kernels += self.kernels
-
-        return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+                hooks = [optimizer.register_step_pre_hook(note), optimizer.register_step_post_hook(note)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.optimizer_kernels = sum(marks[1::2]) - sum(marks[::2])
 
     def end_step(self) -> None:
         """Close a step: note the bytes of tensors made so far that somebody still holds."""
@@ -102,6 +108,7 @@ class Census(TorchDispatchMode):
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
+        """Count nothing for a while."""
         before, self.paused = self.paused, True
         yield
         self.paused = before
@@ -113,18 +120,6 @@ class Census(TorchDispatchMode):
         self.kernels += kernels
         self.costs += [(flop // kernels, size // kernels)] * kernels
 
-    def _remember(self, made: list[torch.Tensor]) -> None:
-        for tensor in made:
-            storage = tensor.untyped_storage()
-            self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-
-    def _copies_to_host(self, packet, read, made, args) -> bool:
-        if packet is aten.index:  # by a mask: its length is not known before the device has counted
-            return any(t.dtype == torch.bool for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor))
-        if packet not in (aten._to_copy, aten.copy_):
-            return False
-        return any(t.is_cuda for t in read) and bool(made) and made[0].device.type == "cpu"
-
     def _add_wait(self) -> None:
         frame = sys._getframe()  # in a backward of the device's own thread there are no frames of the person
         while frame is not None and frame.f_code.co_filename.startswith(OWN):
@@ -135,64 +130,9 @@ class Census(TorchDispatchMode):
         self.waits.append(f"{name}:{frame.f_lineno}" if frame else name)
 
 
-class _Leaf(torch.autograd.Function):
-    """A recurrent layer that computes nothing: shapes only, its launches and FLOP from the oracle."""
-
-    @staticmethod
-    def forward(ctx, census: Census, recurrence: Recurrence, path: Path, shapes, *tensors):
-        ctx.census, ctx.recurrence, ctx.path, ctx.tensors = census, recurrence, path, tensors
-        _count_leaf(census, recurrence, path, 1)
-        with census.pause():
-            return tuple(tensors[0].new_zeros(shape) for shape in shapes)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        _count_leaf(ctx.census, ctx.recurrence, ctx.path, 2)
-        with ctx.census.pause():
-            return (None, None, None, None, *(torch.zeros_like(t) for t in ctx.tensors))
-
-
-def _count_leaf(census: Census, r: Recurrence, path: Path, sweeps: int) -> None:
-    gates, ways = {"lstm": 4, "gru": 3}.get(r.mode, 1), 1 + r.bidirectional
-    weights = sum(gates * r.hidden * ((r.inputs if i == 0 else ways * r.hidden) + r.hidden) for i in range(r.layers))
-    flop = 2 * weights * ways * r.batch * r.length * sweeps
-    size = 4 * (weights * ways + r.batch * r.length * (r.inputs + r.hidden * gates * ways * r.layers))
-    census.add(max(1, count_kernels(r, path) // 2), flop, size)
-
-
-@contextlib.contextmanager
-def recurrences_as_leaves(census: Census, capability=(7, 5), multiprocessors=40) -> Iterator[None]:
-    """Let nn.LSTM, nn.GRU and nn.RNN compute nothing and count as the oracle says a GPU would run them.
-
-    Off the GPU they decompose into thousands of calls that a GPU never sees. Their outputs are zeros, so use it
-    for counting alone. A PackedSequence is left as it is.
-    """
-    originals = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
-
-    def forward(module, x, state=None):
-        if not isinstance(x, torch.Tensor):
-            return originals[type(module)](module, x, state)
-        y = x if x.dim() == 3 else x.unsqueeze(0)
-        batch, length = (y.shape[0], y.shape[1]) if module.batch_first else (y.shape[1], y.shape[0])
-        ways, hidden = 1 + module.bidirectional, module.hidden_size
-        mode = module.mode.lower().removeprefix("rnn_")
-        r = Recurrence(mode, hidden, module.input_size, module.num_layers, module.bidirectional,
-                       str(x.dtype).removeprefix("torch."), False, module.proj_size, batch, length)  # fmt: skip
-        census.recurrences.append(r)
-        carried = (ways * module.num_layers, batch, module.proj_size or hidden)
-        shapes = [(*y.shape[:2], ways * (module.proj_size or hidden)), carried]
-        if mode == "lstm":
-            shapes.append((*carried[:2], hidden))
-        path = predict_path(r, capability, multiprocessors)
-        out, *states = _Leaf.apply(census, r, path, shapes, y, *module.parameters())
-        if x.dim() == 2:
-            out, states = out.squeeze(0), [s.squeeze(1) for s in states]
-        return out, (tuple(states) if mode == "lstm" else states[0])
-
-    try:
-        for kind in originals:
-            kind.forward = forward
-        yield
-    finally:
-        for kind, original in originals.items():
-            kind.forward = original
+def _copies_to_host(packet, read: list, made: list, args) -> bool:
+    if packet is aten.index:  # by a mask: its length is not known before the device has counted
+        return any(t.dtype == torch.bool for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor))
+    if packet not in (aten._to_copy, aten.copy_):
+        return False
+    return any(t.is_cuda for t in read) and bool(made) and made[0].device.type == "cpu"

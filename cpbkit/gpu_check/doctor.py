@@ -2,29 +2,29 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from cpbkit.errors import check_name
-from cpbkit.experiment import Experiment
+from cpbkit.experiment import Experiment, Task, vary
 from cpbkit.gpu_check.chips import CHIPS
-from cpbkit.gpu_check.diagnosis import Diagnosis, decide
+from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, Numbers, decide
 from cpbkit.gpu_check.environment import Report, check_environment
 from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.gpu_check.preflight import Prediction, preflight
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
 from cpbkit.presets import PRESETS
-from cpbkit.train import assemble, loss_per_model, precision
+from cpbkit.train import Fit, assemble, fit
 from cpbkit.windows import Series, from_table
 
 THROTTLED = 0.2  # share of samples
 BARS = 3000  # of the made-up series a preset's step trains on
+STEPS = 2000  # an epoch of it: its validation is seldom under the stopwatch
+ENDLESS = 10**9  # epochs
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Examination:
 
     environment: Report
     step: str
-    measured: Measured | None
-    diagnosis: Diagnosis | None
+    measured: Measured | None = None
+    diagnosis: Diagnosis | None = None
     gains: tuple[Gain, ...] = ()
     failure: str = ""
     predicted: Prediction | None = None  # for a T4, where no GPU is at hand
@@ -42,8 +42,7 @@ class Examination:
     def to_dict(self) -> dict:
         """JSON-safe."""
         gains = [dataclasses.asdict(g) | {"verdict": g.verdict} for g in self.gains]
-        parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"gains": gains}
-        return _without_nan({k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in parts.items()})
+        return _without_nan(dataclasses.asdict(self) | {"gains": gains})
 
 
 def _without_nan(value):
@@ -54,74 +53,74 @@ def _without_nan(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def diagnose(step: Step, seconds: float = 30.0, nvml=None, steps_share: float = 1.0, tries: bool = True) -> Examination:
+def diagnose(step: Step, seconds: float = 30.0, steps_share: float = 1.0, tries: bool = True) -> Examination:
     """Measure a step, decide, apply the fixes that can be applied here, and measure again, in turns.
 
-    seconds: about how long. nvml: a module like pynvml or None. steps_share: share of the wall time of the cell or
-    run that went into steps, where it is known. A step that cannot be measured is told as `failure`.
+    seconds: about how long. steps_share: share of the wall time of the cell or run that went into steps, where it
+    is known. A step that cannot be measured is told as `failure`.
     """
-    environment, predicted = check_environment(nvml), None
+    found = Examination(check_environment(), step.name)
     try:
         if not step.place.startswith("cuda"):
-            predicted = preflight(step, CHIPS["T4"])
-        with Monitor(period=0.2, nvml=nvml or False) as monitor:
-            measured = measure(step, seconds=seconds / 2 if tries else seconds)
+            found = replace(found, predicted=preflight(step, CHIPS["T4"]))
+        with Monitor(period=0.2) as monitor:
+            measured = measure(step, seconds / 2 if tries else seconds)
     except StepFailed as failure:
-        return Examination(environment, step.name, None, None, failure=str(failure), predicted=predicted)
-    codes = environment.codes
-    frame = monitor.frame()
-    held = frame[frame.device != "cpu"].throttle
-    if len(held) and (held != "").mean() > THROTTLED:
-        reasons = ", ".join(sorted(set(held) - {""}))
-        codes += (
-            ("THROTTLED_OR_SHARED", f"the clock was held down in {(held != '').mean():.0%} of samples: {reasons}"),
-        )
-    numbers = replace(measured.numbers, steps_share=steps_share)
-    diagnosis = decide(numbers, codes)
+        return replace(found, failure=str(failure))
+    diagnosis = decide(
+        replace(measured.numbers, steps_share=steps_share), found.environment.codes + _throttling(monitor)
+    )
     gains = try_fixes(step, diagnosis, seconds / 2) if tries else ()
-    return Examination(environment, step.name, measured, diagnosis, gains, predicted=predicted)
+    return replace(found, measured=measured, diagnosis=diagnosis, gains=gains)
+
+
+def _throttling(monitor: Monitor) -> tuple[tuple[str, str], ...]:
+    held = monitor.frame().query("device != 'cpu'").throttle
+    share = (held != "").mean() if len(held) else 0.0
+    if share <= THROTTLED:
+        return ()
+    reasons = ", ".join(sorted(set(held) - {""}))
+    return (("THROTTLED_OR_SHARED", f"the clock was held down in {share:.0%} of samples: {reasons}"),)
 
 
 def preset_step(preset: str | Experiment, series: int = 1, device: str = "") -> Step:
-    """Return the training step of a preset over made-up random walks: gather, forward, loss, backward, optimiser."""
+    """Return the training step of a preset as a sweep takes it, over made-up random walks."""
     experiment = preset if isinstance(preset, Experiment) else PRESETS[check_name("preset", preset, PRESETS)]
-    task, training = experiment.task, experiment.training
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    windows, stack = assemble(experiment, [_walk(task, f"series {m}") for m in range(series)], place)
-    weights = torch.tensor(task.target_weights, device=place, dtype=stack.weights.dtype)
-    coins = torch.rand(task.horizon, generator=torch.Generator().manual_seed(0)) < training.teacher_forcing
-    coins = coins.to(place)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    step = _training_step(experiment, series, place)
+    if place.startswith("cuda") and experiment.training.precision == "float32":
+        half = _training_step(vary(experiment, precision="float16"), series, place)
+        step = replace(step, variants={"float16": half})
+    return step
 
-    def batches() -> Iterator[Tensor]:
-        steps = 20
-        order = windows.order(range(series), training.seed, 0, steps * training.batch)
-        yield from order.unflatten(1, (steps, training.batch)).unbind(1)
 
-    def train(rows: Tensor) -> None:
-        x, last, y = windows.gather(rows)
-        teacher = (y, coins) if training.teacher_forcing else None
-        with precision(training, place) as autocast, autocast:
-            forecast = stack.net(x, last, teacher)
-        stack.backward(loss_per_model(forecast, y, weights).mean(1).sum())
-        if training.clip_norm:
-            norms = stack.gradients.norm(dim=1)
-            stack.gradients.mul_((training.clip_norm / (norms + 1e-6)).clamp(max=1)[:, None])
-        stack.optimizer.step()
+def _training_step(experiment: Experiment, series: int, place: str) -> Step:
+    endless = vary(experiment, epochs=ENDLESS, patience=ENDLESS)
+    windows, stack = assemble(endless, [_walk(endless.task, f"series {m}") for m in range(series)], place)
+    running: list = []  # is put back after a measurement: the next one begins a training anew
 
-    return Step(
+    def train(_) -> None:
+        if not running:
+            running.append(fit(Fit(stack), windows, endless.training, STEPS))
+        while not next(running[0]).step:
+            pass  # the validation at the end of an epoch
+
+    step = Step(
         train,
-        batches,
-        stack.net,
-        stack.optimizer,
+        model=stack.net,
+        optimizer=stack.optimizer,
         name=experiment.preset,
-        device=place.type,
-        samples=training.batch * series,
-        batch_axis=1,
-        stacked=lambda count: preset_step(experiment, count, device),
+        device=place,
+        samples=experiment.training.batch * series,
+        stacked=lambda count: _training_step(experiment, count, place),
+        resized=lambda samples: _training_step(vary(experiment, batch=max(1, samples // series)), series, place),
     )
+    if hasattr(stack.net, "solve"):  # a closed form: one step takes every window, and there is no batch
+        return replace(step, samples=sum(map(len, windows.origins["train"])), resized=None)
+    return step
 
 
-def _walk(task, name: str) -> Series:
+def _walk(task: Task, name: str) -> Series:
     columns = list(dict.fromkeys([*task.features, *task.targets]))
     steps = np.random.default_rng(0).normal(size=(BARS, len(columns)))
     return from_table(name, pd.DataFrame(steps.cumsum(0) * 1e-3, columns=columns), task.features, task.targets)
@@ -130,34 +129,48 @@ def _walk(task, name: str) -> Series:
 def render(examination: Examination) -> str:
     """Write the examination for a terminal or a notebook."""
     e = examination
-    lines = e.environment.lines()
-    foreseen = ["", *e.predicted.lines()] if e.predicted else []
+    lines = [*e.environment.lines(), ""]
     if e.failure:
-        return "\n".join([*lines, "", f"{e.step}: no diagnosis. {e.failure}", *foreseen])
+        lines += [f"{e.step}: no diagnosis. {e.failure}"]
+    else:
+        lines += [*_render_diagnosis(e), "", *_render_bill(e.diagnosis.fixes, e.gains)]
+        beside = (*e.diagnosis.beside, *e.measured.problems)
+        lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
+    lines += ["", *e.predicted.lines()] if e.predicted else []
+    return "\n".join([*lines, "", "How far to trust this machine's verdicts: cpbkit doctor --inject"])
+
+
+def _render_diagnosis(e: Examination) -> list[str]:
     n, d = e.measured.numbers, e.diagnosis
-    lines += ["", f"One training step of {e.step}, batch {n.batch} (spread {n.spread:.0%}; {e.measured.method})"]
-    row = f"  whole loop W {n.loop:.3g} ms   cached batch N {n.cached:.3g}   host enqueue H {n.host:.3g}"
-    lines += [f"{row}   device D {n.device:.3g}   kernels {n.kernels:,.0f}   waits {n.waits:.0f}"]
-    lines += ["", f"{d.verdict.replace('_', '-')}   {d.text}", *(f"  {text}" for text in d.evidence[1:])]
-    if d.reason:
-        lines.append(f"  reason: {d.reason}")
-    lines += ["", f"  {'fix':<24}{'could gain at most':<22}gained here (90 % interval)"]
-    tried = {gain.fix: gain for gain in e.gains}
-    for fix in d.fixes:
+    return [
+        f"One training step of {e.step}, {n.batch} samples (spread {n.spread:.0%}; {e.measured.method})",
+        f"  {_render_numbers(n)}",
+        "",
+        f"{d.verdict.replace('_', '-')}   {d.text}",
+        *(f"  {text}" for text in d.evidence[1:]),
+        *([f"  reason: {d.reason}"] if d.reason else []),
+    ]
+
+
+def _render_numbers(n: Numbers) -> str:
+    loop = f"whole loop W {n.loop:.3g} ms   cached batch N {n.cached:.3g}"
+    if n.serial:
+        return f"{loop}   starting operators H {n.host:.3g}   computing D {n.device:.3g}"
+    return f"{loop}   host enqueue H {n.host:.3g}   device D {n.device:.3g}"
+
+
+def _render_bill(fixes: tuple[Fix, ...], gains: tuple[Gain, ...]) -> list[str]:
+    lines = [f"  {'fix':<20}{'could gain at most':<20}gained here (90 % interval)"]
+    tried = {gain.fix: gain for gain in gains}
+    for fix in fixes:
         ceiling = "only a trial tells" if math.isnan(fix.ceiling) else f"{fix.ceiling:.2f}x"
-        lines.append(f"  {fix.name:<24}{ceiling:<22}{_result(fix, tried.pop(fix.name, None))}".rstrip())
-    lines += [f"  {gain.fix:<24}{'':<22}{_result(None, gain)}" for gain in tried.values()]
-    lines += (
-        ["", *(f"  also: {text}" for text in (*d.beside, *e.measured.problems))]
-        if d.beside or e.measured.problems
-        else []
-    )
-    return "\n".join([*lines, *foreseen, "", "How far to trust this machine's verdicts: cpbkit doctor --inject"])
+        untried = fix.note if "not advised" in fix.note else f"not tried here: {fix.note}"
+        gain = tried.pop(fix.name, None)
+        lines.append(f"  {fix.name:<20}{ceiling:<20}{_render_gain(gain) if gain else untried}")
+    return [*lines, *(f"  {name:<40}{_render_gain(gain)}" for name, gain in tried.items())]
 
 
-def _result(fix, gain: Gain | None) -> str:
-    if gain is None:
-        return fix.note if "not advised" in fix.note else f"not tried here: {fix.note}"
+def _render_gain(gain: Gain) -> str:
     if math.isnan(gain.gain):
         return gain.note
     note = f"   ({gain.note})" if gain.note else ""

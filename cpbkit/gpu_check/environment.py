@@ -38,7 +38,6 @@ class Device:
     capability: tuple[int, int]
     memory: int  # bytes in all
     multiprocessors: int = 0
-    used: int = -1  # bytes in use by everybody, from NVML; -1 not known
 
 
 @dataclass(frozen=True)
@@ -175,11 +174,23 @@ def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, size in sizes.items() if size > 1e6)
 
 
-def observe(nvml=None) -> Facts:
-    """Look at this machine. nvml: a module like pynvml, already initialised; None leaves its facts unseen."""
+def load_nvml():
+    """Return the module pynvml, initialised, and "", or None and the reason."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, "NVML was not asked: the package nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, f"NVML was not asked: {error}"
+    return pynvml, ""
+
+
+def observe() -> Facts:
+    """Look at this machine."""
     import torch
 
-    unseen: list[str] = []
     seen: dict = {}
     available = torch.cuda.is_available()
     if available:
@@ -190,10 +201,10 @@ def observe(nvml=None) -> Facts:
         seen["smoke"] = run_smoke_test("cuda")
         seen["bf16_claimed"] = torch.cuda.is_bf16_supported()
         seen["sync_debug"] = torch.cuda.get_sync_debug_mode() != 0
-    if nvml is None:
-        unseen.append("driver, other processes and clocks: NVML was not at hand")
-    else:
-        seen.update(ask_nvml(nvml, unseen, seen.get("devices", ())))
+    nvml, problem = load_nvml()
+    unseen = [f"driver, other processes and clocks. {problem}"] if problem else []
+    if nvml:
+        seen |= ask_nvml(nvml, unseen)
     version = Path("/proc/driver/nvidia/version")
     if not seen.get("driver") and version.exists():
         match = re.search(r"Kernel Module\D*([\d.]+)", version.read_text())
@@ -220,8 +231,8 @@ def observe(nvml=None) -> Facts:
     )
 
 
-def ask_nvml(nvml, unseen: list[str], devices: tuple[Device, ...]) -> dict:
-    """Return the facts NVML has; what it refuses goes to `unseen`."""
+def ask_nvml(nvml, unseen: list[str]) -> dict:
+    """Return the facts NVML has; what it refuses goes to `unseen`. nvml: a module like pynvml, initialised."""
 
     def ask(what: str, call):
         try:
@@ -237,9 +248,6 @@ def ask_nvml(nvml, unseen: list[str], devices: tuple[Device, ...]) -> dict:
     if handle is not None:
         processes = ask("other processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
         seen["others"] = tuple((p.pid, int(p.usedGpuMemory or 0)) for p in processes if p.pid != os.getpid())
-        memory = ask("device memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        if memory and devices:
-            seen["devices"] = (dataclasses.replace(devices[0], used=int(memory.used)), *devices[1:])
     return seen
 
 
@@ -350,6 +358,6 @@ def _host(f: Facts) -> Iterator[Finding]:
         yield Finding("note", "", KEEPING[f.place])
 
 
-def check_environment(nvml=None) -> Report:
-    """Observe this machine and judge it; nvml as `monitor.load_nvml()` returns it."""
-    return judge(observe(nvml))
+def check_environment() -> Report:
+    """Observe this machine and judge it."""
+    return judge(observe())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from cpbkit.gpu_check.diagnosis import Diagnosis, decide
-from cpbkit.gpu_check.environment import judge, observe
+from cpbkit.gpu_check.environment import check_environment
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 
 LENGTH, FEATURES, BATCH, ROWS = 40, 8, 32, 1500
@@ -202,9 +202,9 @@ def inject(fault: Fault, device: str, seconds: float = 3.0) -> dict:
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         with fault.around():
             step = fault.build(device)
-            codes = tuple(c for c in judge(observe()).codes if c[0] == "DEBUG_MODE_ON")
+            codes = tuple(c for c in check_environment().codes if c[0] == "DEBUG_MODE_ON")
             try:
-                measured = measure(step, seconds=seconds)
+                measured = measure(step, seconds)
             except StepFailed as failure:
                 return row | {"found": "no diagnosis", "note": str(failure)}
     numbers = replace(measured.numbers, steps_share=_share_of_steps(step, measured, fault.between))

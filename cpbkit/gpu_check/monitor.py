@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cpbkit.gpu_check.environment import count_cores
+from cpbkit.gpu_check.environment import count_cores, load_nvml
 
 COLUMNS = (
     "time",  # s since the monitor started
@@ -29,19 +29,6 @@ THROTTLES = {0x4: "power cap", 0x8: "hardware", 0x20: "heat", 0x40: "heat (hardw
 LIMIT = 20_000  # samples held; then every second one is dropped and the period doubles
 NAN = float("nan")
 LEAK = 64 * 1024  # bytes a step
-
-
-def load_nvml():
-    """Return the module pynvml, initialised, and "", or None and the reason."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, "NVML was not asked: the package nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, f"NVML was not asked: {error}"
-    return pynvml, ""
 
 
 def nvml_handles(nvml) -> list:

@@ -1,15 +1,18 @@
-"""What a step would do on a named chip, predicted without one: count its calls, FLOP and bytes, then decide."""
+"""What a step would need and do on a named chip, predicted without one: its calls, FLOP, bytes and memory."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from cpbkit.gpu_check.census import Census, recurrences_as_leaves
+from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.chips import Chip
 from cpbkit.gpu_check.diagnosis import Diagnosis, Numbers, decide
 from cpbkit.gpu_check.guard import preserved
-from cpbkit.gpu_check.rnn_path import predict_path
+from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path
 from cpbkit.gpu_check.step import GATES, Step, phase
 
 CALL = 7.0  # µs of the host a call, with autograd: reported for PyTorch on common hosts (pytorch issue 41383)
@@ -30,11 +33,10 @@ class Prediction:
     def lines(self) -> list[str]:
         """Return sentences for a person."""
         n, d = self.numbers, self.diagnosis
-        math = self.flop / self.chip.float32 * 1e3
         return [
             f"predicted for the {self.chip.name}, not measured: {d.verdict} {d.reason}".rstrip(),
             f"  {n.kernels:,.0f} launches take the host about {n.host:.3g} ms ({CALL:.0f} µs each)",
-            f"  the device needs about {n.device:.3g} ms; at its peak the arithmetic alone is {math:.2g} ms",
+            f"  the device needs about {n.device:.3g} ms; at its peak the arithmetic alone is {n.arithmetic:.2g} ms",
             f"  {n.waits:.0f} waits a step{': ' + ', '.join(n.wait_lines) if n.wait_lines else ''}",
         ]
 
@@ -45,34 +47,126 @@ def preflight(step: Step, chip: Chip) -> Prediction:
     The loader is not predicted: its time does not depend on the chip.
     """
     census = Census()
-    leaves = recurrences_as_leaves(census, chip.capability, chip.multiprocessors)
-    with preserved(step.train, step.batches, step.model, step.optimizer), leaves, phase("pre-flight"):
-        batch = next(iter(step.batches())) if step.batches else None
+    with preserved(step), recurrences_as_leaves(census, chip), phase("pre-flight"):
+        batch = next(step.feed())
         with Census():  # the optimiser makes its state; under a census because meta tensors have no item() else
             step.train(batch)
         with census:
             step.train(batch)
-    device = sum(
-        max(flop / chip.float32, size / chip.bandwidth, LEAST_KERNEL * 1e-6) + GAP * 1e-6 for flop, size in census.costs
-    )
+    seconds = (max(flop / chip.float32, size / chip.bandwidth, LEAST_KERNEL * 1e-6) for flop, size in census.costs)
     on_host = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and not t.is_cuda]
-    copy = sum(t.nbytes for t in on_host) / chip.link
-    host, device = census.kernels * CALL * 1e-3, (device + copy) * 1e3
+    copy = sum(t.nbytes for t in on_host) / chip.link * 1e3
+    host, device = census.kernels * CALL * 1e-3, sum(seconds) * 1e3 + len(census.costs) * GAP * 1e-3 + copy
     cached = host + device if census.waits else max(host, device)
-    path = predict_path(census.recurrences[-1], chip.capability, chip.multiprocessors) if census.recurrences else None
+    flop, size = (sum(column) for column in zip(*census.costs, strict=True)) if census.costs else (0, 0)
+    path = _predict_path(census.recurrences[-1], chip) if census.recurrences else None
     numbers = Numbers(
         loop=cached,
         cached=cached,
         host=max(host, 1e-6),
         device=max(device, 1e-6),
-        copy=copy * 1e3,
+        copy=copy,
         kernels=census.kernels,
         waits=len(census.waits),
-        arithmetic=sum(flop for flop, _ in census.costs) / chip.float32 * 1e3,
+        arithmetic=flop / chip.float32 * 1e3,
         rnn=path.name if path else "cells" if census.gates >= GATES else "",
         precision=census.precision,
         capability=chip.capability,
         wait_lines=tuple(dict.fromkeys(census.waits)),
     )
-    flop, size = (sum(column) for column in zip(*census.costs, strict=True)) if census.costs else (0, 0)
     return Prediction(chip, numbers, decide(numbers), flop, size)
+
+
+def predict_memory(step: Step) -> dict[str, int]:
+    """Count the bytes a step must hold at once: weights, gradients, optimiser, what backward keeps, batch.
+
+    What a device allocates on top is workspace, reserve of the allocator, and some hundred MB of the driver.
+    """
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with preserved(step), phase("memory"):
+        batch = next(step.feed())
+        step.train(batch)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            step.train(batch)
+        parameters = list(step.model.parameters()) if step.model is not None else []
+        states = step.optimizer.state.values() if step.optimizer is not None else ()
+        own = {p.untyped_storage().data_ptr() for p in parameters}
+        return {
+            "weights": sum(p.nbytes for p in parameters),
+            "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
+            "optimiser": sum(t.nbytes for state in states for t in state.values() if isinstance(t, Tensor)),
+            "kept for backward": sum(size for pointer, size in kept.items() if pointer not in own),
+            "batch": sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, Tensor)),
+        }
+
+
+@contextlib.contextmanager
+def recurrences_as_leaves(census: Census, chip: Chip) -> Iterator[None]:
+    """Let nn.LSTM, nn.GRU and nn.RNN compute nothing and count as the oracle says the chip would run them.
+
+    Off the GPU they decompose into thousands of calls that a GPU never sees. Their outputs are zeros, so use it
+    for counting alone. A PackedSequence is left as it is.
+    """
+    originals = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
+
+    def forward(module, x, state=None):
+        if not isinstance(x, torch.Tensor):
+            return originals[type(module)](module, x, state)
+        y = x if x.dim() == 3 else x.unsqueeze(0)
+        batch, length = (y.shape[0], y.shape[1]) if module.batch_first else (y.shape[1], y.shape[0])
+        ways, hidden = 1 + module.bidirectional, module.hidden_size
+        mode = module.mode.lower().removeprefix("rnn_")
+        r = Recurrence(mode, hidden, module.input_size, module.num_layers, module.bidirectional,
+                       str(x.dtype).removeprefix("torch."), False, module.proj_size, batch, length)  # fmt: skip
+        census.recurrences.append(r)
+        carried = (ways * module.num_layers, batch, module.proj_size or hidden)
+        shapes = [(*y.shape[:2], ways * (module.proj_size or hidden)), carried]
+        if mode == "lstm":
+            shapes.append((*carried[:2], hidden))
+        out, *states = _Leaf.apply(census, r, _predict_path(r, chip), shapes, y, *module.parameters())
+        if x.dim() == 2:
+            out, states = out.squeeze(0), [s.squeeze(1) for s in states]
+        return out, (tuple(states) if mode == "lstm" else states[0])
+
+    try:
+        for kind in originals:
+            kind.forward = forward
+        yield
+    finally:
+        for kind, original in originals.items():
+            kind.forward = original
+
+
+class _Leaf(torch.autograd.Function):
+    """A recurrent layer that computes nothing: shapes only, its launches and FLOP from the oracle."""
+
+    @staticmethod
+    def forward(ctx, census: Census, recurrence: Recurrence, path: Path, shapes, *tensors):
+        ctx.census, ctx.recurrence, ctx.path, ctx.tensors = census, recurrence, path, tensors
+        _count_leaf(census, recurrence, path, 1)
+        with census.pause():
+            return tuple(tensors[0].new_zeros(shape) for shape in shapes)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        _count_leaf(ctx.census, ctx.recurrence, ctx.path, 2)
+        with ctx.census.pause():
+            return (None, None, None, None, *(torch.zeros_like(t) for t in ctx.tensors))
+
+
+def _count_leaf(census: Census, r: Recurrence, path: Path, sweeps: int) -> None:
+    gates, ways = {"lstm": 4, "gru": 3}.get(r.mode, 1), 1 + r.bidirectional
+    weights = sum(gates * r.hidden * ((r.inputs if i == 0 else ways * r.hidden) + r.hidden) for i in range(r.layers))
+    flop = 2 * weights * ways * r.batch * r.length * sweeps
+    size = 4 * (weights * ways + r.batch * r.length * (r.inputs + r.hidden * gates * ways * r.layers))
+    census.add(max(1, count_kernels(r, path) // 2), flop, size)
+
+
+def _predict_path(r: Recurrence, chip: Chip) -> Path:
+    return predict_path(r, chip.capability, chip.multiprocessors)

@@ -82,7 +82,7 @@ class CudaClock(HostClock):
         """Occupy the device."""
         self._sleep(int(seconds * self._rate))
 
-    def trace(self, step: Callable[[], None]) -> list[dict]:
+    def trace(self, step: Callable[[], object]) -> list[dict]:
         """Profile some steps; return the events in kineto's schema."""
         from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -127,6 +127,19 @@ def time_block(clock, run: Callable[[], object], times: int = 1) -> float:
     return clock.between(first, last) / times
 
 
+def measure_call(clock, call: Callable[[], object]) -> float:
+    """Return the host's µs a call, the least of eight blocks: short enough never to fill the queue."""
+
+    def run() -> float:
+        clock.synchronize()
+        begun = clock.now()
+        for _ in range(CALLS):
+            call()
+        return (clock.now() - begun) / CALLS
+
+    return min(run() for _ in range(8)) * 1e6
+
+
 def find_middle(values: list[float]) -> tuple[float, float]:
     """Return the median and its relative standard error, by the median absolute deviation of a normal."""
     middle = median(values)
@@ -138,24 +151,24 @@ def find_middle(values: list[float]) -> tuple[float, float]:
 class Plug:
     """The plug test: all is enqueued while the device is held busy, so nothing waits for the host."""
 
-    host: float  # H in seconds; NaN where the test does not hold
-    device: float  # D
-    blocked: bool  # the host waited for the device: the step contains a wait
-    reason: str  # why it does not hold
+    host: float = NAN  # H in seconds
+    device: float = NAN  # D
+    blocked: bool = False  # the host waited for the device: the step contains a wait
+    reason: str = ""  # why the test does not hold
 
 
-def run_plug(clock, step: Callable[[], object], kernels: float, expected: float) -> Plug:
-    """Measure H and D without a profiler; kernels and expected: launches and seconds of the host a step.
+def run_plug(clock, step: Callable[[], object], launches: float, expected: float) -> Plug:
+    """Measure H and D without a profiler; launches and expected: calls and seconds of the host a step.
 
     After NVBench's blocking kernel. It does not hold where the launches overflow the driver's queue.
     """
     if not clock.can_plug:
-        return Plug(NAN, NAN, False, "this torch has no kernel that only waits")
-    if kernels > QUEUE:
-        return Plug(NAN, NAN, False, f"{kernels:,.0f} launches a step overflow the queue of the driver")
+        return Plug(reason="this torch has no kernel that only waits")
+    if launches > QUEUE:
+        return Plug(reason=f"{launches:,.0f} launches a step overflow the queue of the driver")
     for stretch in (3, 9):  # a host that comes back only when the plug ends, however long, was blocked
         most = LONGEST_PLUG / (stretch * max(expected, 1e-6))
-        steps = max(1, min(int(QUEUE / max(kernels, 1)), int(most)))
+        steps = max(1, min(int(QUEUE / max(launches, 1)), int(most)))
         clock.synchronize()
         clock.plug(min(LONGEST_PLUG, max(0.002, stretch * steps * expected)))
         first, begun = clock.mark(), clock.now()
@@ -164,8 +177,8 @@ def run_plug(clock, step: Callable[[], object], kernels: float, expected: float)
         host, held, last = clock.now() - begun, not clock.has_passed(first), clock.mark()
         clock.synchronize()
         if held:
-            return Plug(host / steps, clock.between(first, last) / steps, False, "")
-    return Plug(NAN, NAN, True, "the host came back only when the plug had ended: the step waits for the device")
+            return Plug(host / steps, clock.between(first, last) / steps)
+    return Plug(blocked=True, reason="the host came back only when the plug had ended: the step waits for the device")
 
 
 def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
@@ -192,50 +205,30 @@ def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
     a = torch.ones((256 if on_gpu else 16) << 18, device=device)  # 256 MB on a GPU
     b = torch.empty_like(a)
     found["copy GB/s"] = best(lambda: b.copy_(a), 2 * a.nbytes) / 1e9
-    if on_gpu:
-        for size in (1 << 16, 1 << 18, 1 << 26):
-            for pinned in (False, True):
-                source = torch.ones(size // 4, pin_memory=pinned)
-                target = torch.empty(size // 4, device=device)
-                name = f"to the device, {size >> 10} KB {'pinned' if pinned else 'pageable'} GB/s"
-                found[name] = best(lambda s=source, t=target: t.copy_(s, non_blocking=True), size) / 1e9
-    chip = find_chip(torch.cuda.get_device_name()) if on_gpu else None
+    for size in (1 << 16, 1 << 18, 1 << 26) if on_gpu else ():
+        for pinned in (False, True):
+            source, target = torch.ones(size // 4, pin_memory=pinned), torch.empty(size // 4, device=device)
+            name = f"to the device, {size >> 10} KB {'pinned' if pinned else 'pageable'} GB/s"
+            found[name] = best(lambda s=source, t=target: t.copy_(s, non_blocking=True), size) / 1e9
     n = 4096 if on_gpu else 512
-    for dtype in (torch.float32, torch.float16, torch.bfloat16) if on_gpu else (torch.float32,):
-        name = str(dtype).removeprefix("torch.")
-        x = torch.ones(n, n, device=device, dtype=dtype)
-        rate = best(lambda x=x: x @ x, 2.0 * n**3)
-        found[f"matmul {name} TFLOP/s"] = rate / 1e12
-        peak = {"float32": chip.float32, "float16": chip.float16}.get(name) if chip else None
-        if peak:
-            found[f"matmul {name}, share of the stated peak"] = rate / peak
+    for name in ("float32", "float16", "bfloat16") if on_gpu else ("float32",):
+        x = torch.ones(n, n, device=device, dtype=getattr(torch, name))
+        found[f"matmul {name} TFLOP/s"] = best(lambda x=x: x @ x, 2.0 * n**3) / 1e12
+    if not on_gpu:
+        return found
+    chip = find_chip(torch.cuda.get_device_name(device))
     if chip:
+        for name, peak in (("float32", chip.float32), ("float16", chip.float16)):
+            found[f"matmul {name}, share of the stated peak"] = found[f"matmul {name} TFLOP/s"] * 1e12 / peak
         found["copy, share of the stated bandwidth"] = found["copy GB/s"] * 1e9 / chip.bandwidth
-    if on_gpu:
-        free, total = torch.cuda.mem_get_info()
-        found |= {"memory free GB": free / 1e9, "memory GB": total / 1e9}
-    return found
-
-
-def measure_call(clock, call: Callable[[], object]) -> float:
-    """Return the host's µs a call, the least of eight blocks: short enough never to fill the queue."""
-
-    def run() -> float:
-        clock.synchronize()
-        begun = clock.now()
-        for _ in range(CALLS):
-            call()
-        return (clock.now() - begun) / CALLS
-
-    return min(run() for _ in range(8)) * 1e6
+    free, total = torch.cuda.mem_get_info(device)
+    return found | {"memory free GB": free / 1e9, "memory GB": total / 1e9}
 
 
 def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
     """Time forward and backward of a layer; on a GPU hold the predicted path against the kernels that ran."""
-    kind = {"lstm": nn.LSTM, "gru": nn.GRU}[r.mode]
-    dtype = getattr(torch, r.dtype)
-    layer = kind(r.inputs, r.hidden, r.layers, batch_first=True, bidirectional=r.bidirectional)
-    layer = layer.to(device, dtype)
+    kind, dtype = {"lstm": nn.LSTM, "gru": nn.GRU}[r.mode], getattr(torch, r.dtype)
+    layer = kind(r.inputs, r.hidden, r.layers, batch_first=True, bidirectional=r.bidirectional).to(device, dtype)
     x = torch.randn(r.batch, r.length, r.inputs, device=device, dtype=dtype)
 
     def step() -> None:
@@ -247,9 +240,8 @@ def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
     row = {"hidden": r.hidden, "ms": find_middle([time_block(clock, step) for _ in range(repeats)])[0] * 1e3}
     if clock.serial:
         return row | {"predicted": f"{predict_path(r).name} on a T4", "ran": "", "kernels": NAN}
-    properties = torch.cuda.get_device_properties(device)
-    chip = (properties.major, properties.minor), properties.multi_processor_count
-    path = predict_path(r, *chip, torch.backends.cudnn.version(), torch.backends.cudnn.enabled)
+    p, flags = torch.cuda.get_device_properties(device), torch.backends.cudnn
+    path = predict_path(r, (p.major, p.minor), p.multi_processor_count, flags.version(), flags.enabled)
     try:
         trace = read_trace(clock.trace(step))
     except (ValueError, RuntimeError) as error:

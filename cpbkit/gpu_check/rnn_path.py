@@ -1,7 +1,7 @@
 """Which kernels nn.LSTM and nn.GRU will run on a GPU: cuDNN persistent, cuDNN standard, or native.
 
 The rules are those of PyTorch's aten/src/ATen/native/cudnn/RNN.cpp (get_algo): read, not measured. On a GPU
-`probes.check_rnn_path` holds them against the kernels of a real run.
+`probes.time_recurrence` holds them against the kernels of a real run.
 """
 
 import re

@@ -3,30 +3,30 @@
 One step is linear in max-plus algebra, so a step of thousands of launches costs one small product.
 """
 
-import dataclasses
+import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 
+from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.diagnosis import NAN, Numbers, Policy, decide
-from cpbkit.gpu_check.step import Step, measure
+from cpbkit.gpu_check.probes import HostClock
+from cpbkit.gpu_check.step import Measured, Step, measure
 
 # In µs, of the size that is usual on a cloud machine: launch to start, between kernels, and the call of a wait.
 LATENCY, GAP, WAIT = 6.0, 1.2, 12.0
 CLEAR, CLEAN = 1.25, 1.05  # a fault costs at least the one; where there is none, a ratio is below the other
-NEVER = float("-inf")
 STEPS = 40  # after which a loop is steady, and over which it is then timed
 FIX = {"DATA_STARVED": "data on the device", "SYNC_BOUND": "no waits", "HOST_BOUND": "CUDA graph",
        "COPY_BOUND": "no copies"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One call of the host, and what it makes the device do; µs."""
 
     host: float
@@ -48,25 +48,28 @@ class Workload:
     copy_waits: bool = False
 
 
-class Machine:
-    """The clock of `step.measure`, and the loop itself, in virtual seconds."""
+class Machine(HostClock):
+    """The clock of `step.measure`, and the loop itself, in virtual time; a batch on "meta" lies on the device."""
 
     serial, can_plug = False, True
 
     def __init__(self, workload: Workload):
         self.workload = workload
-        self.host = self.device = self.ready = 0.0  # µs
-        self.events: list[dict] | None = None
-        self.steps = {copies: self._compose(copies) for copies in (False, True)}
+        self.host = self.device = self.ready = 0.0  # µs until each is free, and the workers' next batch is there
+        self.events: list[dict] | None = None  # of a trace that is being recorded
+        first, *others = workload.launches
+        calls = (first._replace(host=first.host + workload.python), *others)
+        copy = (Launch(8.0, workload.copy, workload.copy_waits),) if workload.copy else ()
+        self.calls = {True: calls, False: (*copy, *calls)}  # by: the batch lies on the device
+        # A step as a matrix: new (host, device) = max over old of old + entry.
+        self.steps = {resident: (self._run(resident, 0.0, -math.inf), self._run(resident, -math.inf, 0.0))
+                      for resident in (True, False)}  # fmt: skip
 
     def now(self) -> float:
         return self.host * 1e-6
 
     def synchronize(self) -> None:
         self.host = max(self.host, self.device)
-
-    def memory(self) -> float:
-        return NAN
 
     def mark(self) -> float:
         return max(self.device, self.host)
@@ -80,15 +83,16 @@ class Machine:
     def plug(self, seconds: float) -> None:
         self.device = max(self.device, self.host + LATENCY) + seconds * 1e6
 
-    def census(self) -> SimpleNamespace:
-        launches = self.workload.launches
-        waits = ["loop.py:1"] * (sum(x.waits for x in launches) + self.workload.copy_waits)
-        counted = {"kernels": len(launches), "waits": waits, "live": [], "gates": 0, "recurrences": []}
-        return SimpleNamespace(optimizer_kernels=0, precision="float32", **counted)
+    def count(self, step: Step, batch) -> Census:
+        """Return what a census would have counted."""
+        census, launches = Census(), self.workload.launches
+        census.kernels = len(launches)
+        census.waits = ["loop.py:1"] * (sum(x.waits for x in launches) + self.workload.copy_waits)
+        return census
 
     def batches(self) -> Iterator[torch.Tensor]:
+        w = self.workload
         while True:
-            w = self.workload
             self.host += w.load
             if w.period:
                 self.ready = max(self.ready, self.host - 4 * w.period) + w.period  # workers run a little ahead
@@ -97,47 +101,33 @@ class Machine:
 
     def train(self, batch: torch.Tensor) -> None:
         if self.events is not None:
-            self._record(copies=not batch.is_meta)
+            begun = self.host
+            self.host, self.device = self._run(batch.is_meta, self.host, self.device)
+            self._note("user_annotation", f"ProfilerStep#{len(self.events)}", begun, self.host)
             return
-        (hh, hd), (dh, dd) = self.steps[not batch.is_meta]
-        self.host, self.device = (max(self.host + hh, self.device + hd), max(self.host + dh, self.device + dd))
+        (hh, dh), (hd, dd) = self.steps[batch.is_meta]
+        self.host, self.device = max(self.host + hh, self.device + hd), max(self.host + dh, self.device + dd)
 
-    def _calls(self, copies: bool) -> Iterator[Launch]:
-        w = self.workload
-        if copies and w.copy:
-            yield Launch(8.0, w.copy, w.copy_waits)
-        yield dataclasses.replace(w.launches[0], host=w.launches[0].host + w.python)
-        yield from w.launches[1:]
-
-    def _compose(self, copies: bool) -> list[list[float]]:
-        """Return the step as a matrix: new (host, device) = max over old of old + entry."""
-        columns = []
-        for host, device in ((0.0, NEVER), (NEVER, 0.0)):
-            for call in self._calls(copies):
-                host += call.host
-                device = max(host + LATENCY, device + GAP) + call.kernel
-                if call.waits:
-                    host = max(host, device) + WAIT
-            columns.append((host, device))
-        return [[columns[0][i], columns[1][i]] for i in (0, 1)]
-
-    def _record(self, copies: bool) -> None:
-        begun, runtime = self.host, {"ph": "X", "cat": "cuda_runtime"}
-        for i, call in enumerate(self._calls(copies)):
-            self.events.append(runtime | {"name": "cudaLaunchKernel", "ts": self.host, "dur": call.host})
-            self.host += call.host
-            start = max(self.host + LATENCY, self.device + GAP)
-            is_copy = copies and self.workload.copy and i == 0
-            kind = {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)"} if is_copy else {"cat": "kernel"}
-            work = {"ph": "X", "name": "kernel", "ts": start, "dur": call.kernel}
-            self.events.append(work | {"args": {"blocks per SM": call.filled}} | kind)
-            self.device = start + call.kernel
+    def _run(self, resident: bool, host: float, device: float) -> tuple[float, float]:
+        """Go through a step call by call; return when host and device are free."""
+        calls, record = self.calls[resident], self.events is not None
+        copies = len(calls) - len(self.workload.launches)
+        for i, call in enumerate(calls):
+            begun, host = host, host + call.host
+            start = max(host + LATENCY, device + GAP)
+            device = start + call.kernel
+            if record:
+                self._note("cuda_runtime", "cudaLaunchKernel", begun, host)
+                kind = ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)") if i < copies else ("kernel", "kernel")
+                self._note(*kind, start, device, **{"blocks per SM": call.filled})
             if call.waits:
-                begun_wait, self.host = self.host, max(self.host, self.device) + WAIT
-                wait = {"name": "cudaStreamSynchronize", "ts": begun_wait, "dur": self.host - begun_wait}
-                self.events.append(runtime | wait)
-        step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{len(self.events)}", "ts": begun}
-        self.events.append(step | {"dur": self.host - begun})
+                begun, host = host, max(host, device) + WAIT
+                if record:
+                    self._note("cuda_runtime", "cudaStreamSynchronize", begun, host)
+        return host, device
+
+    def _note(self, kind: str, name: str, start: float, end: float, **args) -> None:
+        self.events.append({"ph": "X", "cat": kind, "name": name, "ts": start, "dur": end - start, "args": args})
 
     def trace(self, step) -> list[dict]:
         step()
@@ -148,6 +138,13 @@ class Machine:
         events, self.events = self.events, None
         self.synchronize()
         return events
+
+
+def examine(workload: Workload) -> Measured:
+    """Measure a simulated loop with the probes of a real one."""
+    machine = Machine(workload)
+    step = Step(machine.train, machine.batches, device="meta", workers=2 if workload.period else 0)
+    return measure(step, 1e6, machine, machine.count)
 
 
 def run_loop(workload: Workload, loads: bool = True) -> float:
@@ -165,14 +162,14 @@ def run_loop(workload: Workload, loads: bool = True) -> float:
 def cure(w: Workload, verdict: str) -> Workload:
     """Return the workload with the cure of a verdict applied."""
     if verdict == "DATA_STARVED":
-        return dataclasses.replace(w, load=0.0, period=0.0, receive=0.0)
+        return replace(w, load=0.0, period=0.0, receive=0.0)
     if verdict == "SYNC_BOUND":
-        free = tuple(dataclasses.replace(x, waits=False) for x in w.launches)
-        return dataclasses.replace(w, launches=free, copy_waits=False)
+        free = tuple(x._replace(waits=False) for x in w.launches)
+        return replace(w, launches=free, copy_waits=False)
     if verdict == "HOST_BOUND":  # a graph: one launch replays them all
         whole = Launch(20.0, sum(x.kernel + GAP for x in w.launches))
-        return dataclasses.replace(w, launches=(whole,), python=0.0, copy_waits=False)
-    return dataclasses.replace(w, copy=0.0)
+        return replace(w, launches=(whole,), python=0.0, copy_waits=False)
+    return replace(w, copy=0.0)
 
 
 def find_truth(w: Workload, policy: Policy) -> tuple[str, float, float]:
@@ -213,7 +210,7 @@ def _persistent(r: random.Random) -> tuple[Launch, ...]:
 
 
 def _waiting(launches: tuple[Launch, ...], every: int) -> tuple[Launch, ...]:
-    return tuple(dataclasses.replace(x, waits=(i + 1) % every == 0) for i, x in enumerate(launches))
+    return tuple(x._replace(waits=(i + 1) % every == 0) for i, x in enumerate(launches))
 
 
 SCENARIOS = {
@@ -236,30 +233,35 @@ SCENARIOS = {
 }
 
 
-@dataclass
+class Case(NamedTuple):
+    """One simulated loop: what is wrong with it, and what was found."""
+
+    scenario: str
+    truth: str
+    found: str
+    error: float  # predicted over true gain, minus 1; NaN where there is none, or the verdict is wrong
+
+
+@dataclass(frozen=True)
 class Score:
     """How the verdicts did against the truth."""
 
-    right: int = 0
-    undecided: int = 0
-    wrong: int = 0
-    errors: list[float] = field(default_factory=list)  # predicted over true gain, minus 1
-    verdicts: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))  # scenario -> verdicts
+    cases: tuple[Case, ...]
 
     def to_dict(self) -> dict:
         """JSON-safe: shares, and the 5 %, 50 % and 95 % points of the error of the predicted gain."""
-        cuts = quantiles(self.errors, n=20)
-        total = self.right + self.undecided + self.wrong
-        error = {"5%": cuts[0], "median": median(self.errors), "95%": cuts[-1]}
-        within = sum(abs(e) <= 0.15 for e in self.errors) / len(self.errors)
+        total, errors = len(self.cases), [c.error for c in self.cases if not math.isnan(c.error)]
+        right = sum(c.found == c.truth for c in self.cases) / total
+        undecided = sum(c.found == "INCONCLUSIVE" for c in self.cases) / total
+        cuts = quantiles(errors, n=20)
         return {
             "loops": total,
-            "right": self.right / total,
-            "inconclusive": self.undecided / total,
-            "wrong": self.wrong / total,
-            "gain error": error,
-            "gain within 15 %": within,
-            "verdicts": {name: dict(counts) for name, counts in self.verdicts.items()},
+            "right": right,
+            "inconclusive": undecided,
+            "wrong": 1 - right - undecided,
+            "gain error": {"5%": cuts[0], "median": median(errors), "95%": cuts[-1]},
+            "gain within 15 %": sum(abs(e) <= 0.15 for e in errors) / len(errors),
+            "verdicts": {name: dict(Counter(c.found for c in self.cases if c.scenario == name)) for name in SCENARIOS},
         }
 
 
@@ -267,7 +269,7 @@ def jitter(n: Numbers, r: random.Random, size: float) -> Numbers:
     """Blur every measured time by a normal error of relative size `size`, and state the spread it gives."""
     times = ("loop", "cached", "host", "device", "loader", "copy")
     blurred = {name: getattr(n, name) * max(0.1, r.gauss(1, size)) for name in times}
-    return dataclasses.replace(n, spread=size, **blurred)
+    return replace(n, spread=size, **blurred)
 
 
 def score_verdicts(loops: int = 40, size: float = 0.05, seed: int = 0) -> Score:
@@ -275,24 +277,16 @@ def score_verdicts(loops: int = 40, size: float = 0.05, seed: int = 0) -> Score:
 
     The truth comes from trying each cure in the simulator, not from the numbers the verdict is made of.
     """
-    r, policy, score = random.Random(seed), Policy(), Score()
+    r, policy, cases = random.Random(seed), Policy(), []
     for name, draw in SCENARIOS.items():
         for _ in range(loops):
-            truth, gain, clearness = "", NAN, 1.0
+            clearness = 1.0
             while clearness < CLEAR:
                 workload = draw(r)
                 truth, gain, clearness = find_truth(workload, policy)
-            machine = Machine(workload)
-            step = Step(machine.train, machine.batches, device="meta", workers=2 if workload.period else 0)
-            found = decide(jitter(measure(step, machine, seconds=1e6).numbers, r, size), policy=policy)
-            score.verdicts[name][found.verdict] += 1
-            if found.verdict == truth:
-                score.right += 1
-                if truth in FIX:
-                    ceiling = next(f.ceiling for f in found.fixes if f.name == FIX[truth])
-                    score.errors.append(ceiling / gain - 1)
-            elif found.verdict == "INCONCLUSIVE":
-                score.undecided += 1
-            else:
-                score.wrong += 1
-    return score
+            found = decide(jitter(examine(workload).numbers, r, size), policy=policy)
+            error = NAN
+            if found.verdict == truth and truth in FIX:
+                error = next(f.ceiling for f in found.fixes if f.name == FIX[truth]) / gain - 1
+            cases.append(Case(name, truth, found.verdict, error))
+    return Score(tuple(cases))

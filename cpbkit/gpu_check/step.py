@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.census import Census
@@ -20,8 +19,8 @@ from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.monitor import growth
 from cpbkit.gpu_check.probes import find_middle, make_clock, measure_call, run_plug, time_block
 from cpbkit.gpu_check.rnn_path import read_path
-from cpbkit.gpu_check.tensors import count_samples, find_misplaced, has_axis, to_device, widen
-from cpbkit.gpu_check.trace import Trace, read_trace
+from cpbkit.gpu_check.tensors import count_samples, find_misplaced, resize, to_device
+from cpbkit.gpu_check.trace import read_trace
 
 BLOCKS = 7  # of steps of each kind, interleaved
 LEAST_STEPS = 10  # a block on a device, where a queue must fill
@@ -50,10 +49,35 @@ class Step:
     batch_axis: int = 0  # along which the samples of a batch lie
     variants: dict[str, "Step"] = field(default_factory=dict)  # fix -> the step with it applied
     stacked: Callable[[int], "Step"] | None = None  # the same step for n series at once
+    resized: Callable[[int], "Step"] | None = None  # the same step on n samples, where it has no loader
 
     @property
     def place(self) -> str:
         return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    def feed(self) -> Iterator:
+        """Yield the loader's batches, pass after pass."""
+        while True:
+            count = 0
+            for batch in self.batches() if self.batches else itertools.repeat(None):
+                count += 1
+                yield batch
+            if not count:
+                raise StepFailed("the loader gave no batch in a whole pass")
+
+    def loop(self) -> Callable[[], object]:
+        """Return one turn of the person's loop, loader included."""
+        batches = self.feed()
+        return lambda: self.train(next(batches))
+
+    def on_samples(self, batch, samples: int) -> Callable[[], object]:
+        """Return the step on so many samples: of the batch, cut or repeated, or of a step made for it."""
+        if self.resized:
+            return self.resized(samples).loop()
+        if not count_samples(batch, self.batch_axis):
+            raise ValueError("this step's batch has no tensor with an axis of samples")
+        fitted = resize(batch, samples, self.batch_axis)
+        return lambda: self.train(fitted)
 
 
 @dataclass(frozen=True)
@@ -62,16 +86,17 @@ class Measured:
 
     numbers: Numbers
     method: str
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
 
-def measure(step: Step, clock=None, seconds: float = 20.0) -> Measured:
+def measure(step: Step, seconds: float = 20.0, clock=None, count=None) -> Measured:
     """Measure a step within about `seconds`, and leave what the person owns as it was.
 
+    clock and count stand in for a device that is not there: `probes.CudaClock`, `take_census`.
     Raises StepFailed, with the phase, for a step that raises, whose loss is not finite, or that is too slow.
     """
-    with preserved(step.train, step.batches, step.model, step.optimizer) as notes:
-        measured = _measure(step, clock or make_clock(step.place), seconds)
+    with preserved(step) as notes:
+        measured = _measure(step, seconds, clock or make_clock(step.place), count or take_census)
     problems = list(measured.problems)
     if notes.printed.strip():
         first = notes.printed.strip().splitlines()[0][:60]
@@ -81,10 +106,10 @@ def measure(step: Step, clock=None, seconds: float = 20.0) -> Measured:
     return replace(measured, problems=tuple(problems))
 
 
-def _measure(step: Step, clock, seconds: float) -> Measured:
+def _measure(step: Step, seconds: float, clock, count) -> Measured:
     with phase("first batch"):
-        feed = _Feed(step.batches)
-        batch = feed()
+        batches = step.feed()
+        batch = next(batches)
         resident = to_device(batch, step.place)
     with phase("first step"):
         once = min(time_block(clock, lambda: _check(step.train(batch))) for _ in range(2))
@@ -95,26 +120,30 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
         )
     with phase("warm-up"):
         each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
-    census = clock.census() if hasattr(clock, "census") else take_census(step, batch)
-    middle, memory, steps = _take_turns(step, clock, feed, (batch, resident), each, seconds)
-    loader = 0.0
+    with phase("counting"):
+        census = count(step, batch)
+    runs = {"cached": lambda: step.train(batch)}
     if step.batches:
-        with phase("loader"):
-            loader = find_middle([time_block(clock, feed, steps) for _ in range(3)])[0]
-    cached = middle["cached"][0] * 1e3
-    slope, leaks = growth(census.live[2:] if clock.serial else memory[len(middle) :])
+        runs["loop"] = lambda: step.train(next(batches))
+    if not clock.serial:
+        runs["resident"] = lambda: step.train(resident)
+    middle, memory, steps = _take_turns(step, clock, runs, each, seconds)
+    with phase("loader"):
+        pause = [time_block(clock, lambda: next(batches), steps) for _ in range(3 if step.batches else 0)]
+    slope, leaks = growth(census.live[2:] if clock.serial else memory[len(runs) :])
+    cached, spread = middle["cached"][0], max(error for _, error in middle.values())
     numbers = Numbers(
-        loop=middle.get("loop", middle["cached"])[0] * 1e3,
+        loop=middle.get("loop", middle["cached"])[0],
         cached=cached,
-        host=cached,
+        host=cached,  # until it is told from the device's
         device=cached,
-        resident=middle["resident"][0] * 1e3 if "resident" in middle else NAN,
-        loader=loader * 1e3,
+        resident=middle["resident"][0] if "resident" in middle else NAN,
+        loader=median(pause) * 1e3 if pause else 0.0,
         kernels=census.kernels,
         waits=len(census.waits),
         optimizer_share=census.optimizer_kernels / max(census.kernels, 1),
         growth=slope if leaks else 0.0,
-        spread=max(spread for _, spread in middle.values()),
+        spread=spread,
         batch=step.samples or count_samples(batch, step.batch_axis),
         workers=step.workers,
         arithmetic=_arithmetic(census, step.place),
@@ -130,13 +159,8 @@ def _measure(step: Step, clock, seconds: float) -> Measured:
         return split(clock, numbers, step, batch, resident)
 
 
-def _take_turns(step: Step, clock, feed, batches, each: float, seconds: float):
-    """Time blocks of steps of each kind in turns: (seconds a step and their error by kind, memory, steps a block)."""
-    runs = {"loop": lambda: step.train(feed()), "cached": lambda: step.train(batches[0])}
-    if step.batches is None:
-        del runs["loop"]
-    if not clock.serial:
-        runs["resident"] = lambda: step.train(batches[1])
+def _take_turns(step: Step, clock, runs: dict[str, Callable], each: float, seconds: float):
+    """Time blocks of each kind in turns: (ms a step and relative error by kind, bytes over time, steps a block)."""
     turns = each * BLOCKS * len(runs)
     steps = max(1 if clock.serial else LEAST_STEPS, min(20, int(seconds * 0.4 / turns)))
     if steps * turns > 4 * seconds:
@@ -151,19 +175,19 @@ def _take_turns(step: Step, clock, feed, batches, each: float, seconds: float):
             with phase(kind):
                 for _ in range(AHEAD * step.workers if kind == "loop" else 0):
                     run()  # batches the workers had ready from the pause: they would flatter the loop
-                times[kind].append(time_block(clock, run, steps))
+                times[kind].append(time_block(clock, run, steps) * 1e3)
             memory.append(clock.memory() / steps)  # so that the slope is one a step
     return {kind: find_middle(values) for kind, values in times.items()}, memory, steps
 
 
 def _split_serial(clock, n: Numbers, step: Step, batch, resident) -> Measured:
     """Share a step of a CPU between starting operators and computing: on one sample it starts as many operators."""
-    narrow = tree_map(lambda t: t.narrow(step.batch_axis, 0, 1) if has_axis(t, step.batch_axis) else t, batch)
     try:
-        if count_samples(batch, step.batch_axis) < 8:
+        if n.batch < 8:
             raise ValueError("too few samples for one of them to be next to nothing")
-        step.train(narrow)
-        pairs = [[time_block(clock, lambda b=b: step.train(b), 2) for b in (narrow, batch)] for _ in range(BLOCKS)]
+        runs = step.on_samples(batch, 1), lambda: step.train(batch)
+        runs[0]()
+        pairs = [[time_block(clock, run, 2) for run in runs] for _ in range(BLOCKS)]
         host = n.cached * median(one / whole for one, whole in pairs)  # a share: both suffer the same machine
         method = f"no GPU: on one sample a step takes {host:.3g} ms"
     except (RuntimeError, ValueError, IndexError) as error:  # a batch norm, say, refuses one sample
@@ -172,27 +196,29 @@ def _split_serial(clock, n: Numbers, step: Step, batch, resident) -> Measured:
         host = n.kernels * cost / 1e3
         method = f"no GPU: {n.kernels:,.0f} calls at {cost:.1f} µs, at the least ({error})"
     host = max(min(host, 0.95 * n.cached), 1e-6)
-    return Measured(replace(n, host=host, device=max(n.cached - host, 1e-6)), method, ())
+    return Measured(replace(n, host=host, device=max(n.cached - host, 1e-6)), method)
 
 
 def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
-    problems = []
+    """Measure H and D by the plug, else by the profiler, whose trace also tells copies, waits and kernels."""
+    problems, launches = [], n.kernels
     try:
-        trace: Trace | None = read_trace(clock.trace(lambda: step.train(batch)))
+        trace = read_trace(clock.trace(lambda: step.train(batch)))
     except (ValueError, RuntimeError) as error:
         trace = None
         problems.append(f"no trace: {error}")
     if trace:
+        # The census sees one call where cuDNN launches hundreds, and none in the replay of a graph.
+        launches = trace.launches
         n = replace(n, kernels=trace.kernels, copy=trace.copy, filled=trace.filled, waits=max(n.waits, trace.waits))
         n = replace(n, rnn=read_path(trace.names) or n.rnn)
     elif any(isinstance(t, Tensor) for t in tree_leaves(batch)):
         n = replace(n, copy=time_block(clock, lambda: to_device(batch, step.place), 20) * 1e3)
-    # The census sees one call where cuDNN launches hundreds: the queue is judged by the trace where there is one.
-    plug = run_plug(clock, lambda: step.train(resident), n.kernels, n.resident / 1e3)
+    plug = run_plug(clock, lambda: step.train(resident), launches, n.resident / 1e3)
     if not plug.reason:
         n = replace(n, host=plug.host * 1e3, device=max(plug.device * 1e3 + n.copy, 1e-6))
         if trace is None:
-            n = replace(n, doubling=_double(clock, step, resident, plug, n))
+            n = replace(n, doubling=_double(clock, step, resident, plug.device, n))
         method = "plug test" + (f"; the profiler says D {trace.device:.3g} ms" if trace else "")
     elif trace:
         device = trace.device + trace.kernels * KERNEL_GAP
@@ -206,30 +232,30 @@ def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
     return Measured(n, method, tuple(problems))
 
 
-def _double(clock, step: Step, resident, plug, n: Numbers) -> float:
+def _double(clock, step: Step, resident, device: float, n: Numbers) -> float:
     """Return the device time of twice the batch over that of one; NaN where the step does not take it."""
-    twice = widen(resident, 2, step.batch_axis)
     try:
-        doubled = run_plug(clock, lambda: step.train(twice), n.kernels, n.resident / 1e3)
+        run = step.on_samples(resident, 2 * n.batch)
+        run()
+        return run_plug(clock, run, n.kernels, n.resident / 1e3).device / device
     except (RuntimeError, ValueError):
         return NAN
-    return doubled.device / plug.device
 
 
-def _arithmetic(census, place: str) -> float:
-    """Return the ms of the counted FLOP at the chip's stated peak; NaN for a chip without a name, or a cuDNN layer."""
+def _arithmetic(census: Census, place: str) -> float:
+    """Return the ms of the counted FLOP at the chip's stated peak; NaN without its name, or where not all is seen."""
     chip = find_chip(torch.cuda.get_device_name(place)) if place.startswith("cuda") else None
-    if chip is None or census.recurrences:
+    if chip is None or census.recurrences or not census.costs:
         return NAN
     peak = chip.float16 if census.precision in ("float16", "bfloat16") else chip.float32
     return sum(flop for flop, _ in census.costs) / peak * 1e3
 
 
 def _check(loss) -> None:
-    if isinstance(loss, Tensor) and not bool(torch.isfinite(loss.detach()).all()):
-        raise StepFailed("the loss is not finite, seen in the phase 'first step': its speed is of no use")
-    if isinstance(loss, float) and not math.isfinite(loss):
-        raise StepFailed(f"the loss is {loss}, seen in the phase 'first step': its speed is of no use")
+    value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss if isinstance(loss, float) else 0.0)
+    if not bool(torch.isfinite(value).all()):
+        said = "" if value.numel() > 1 else f" ({value.item()})"
+        raise StepFailed(f"the loss is not finite{said}, seen in the phase 'first step': its speed is of no use")
 
 
 def _warm_up(clock, run: Callable[[], object], seconds: float) -> float:
@@ -253,66 +279,15 @@ def phase(name: str) -> Iterator[None]:
         raise StepFailed(f"the step failed in the phase {name!r}: {type(error).__name__}: {error}") from error
 
 
-class _Feed:
-    """The person's loader, started again when it ends."""
-
-    def __init__(self, batches: Callable[[], Iterable] | None):
-        self.batches = batches or (lambda: itertools.repeat(None))
-        self.iterator = iter(self.batches())
-
-    def __call__(self):
-        for _ in range(2):
-            for batch in self.iterator:
-                return batch
-            self.iterator = iter(self.batches())
-        raise StepFailed("the loader gave no batch in two passes")
-
-
 def take_census(step: Step, batch) -> Census:
-    """Count over some steps; the census comes back with the kernels, waits and gates of the last one."""
-    census, seen = Census(), []
-    hooks = census.watch(step.optimizer) if step.optimizer is not None else []
-    try:
-        with phase("counting"), census:
-            for _ in range(COUNTED):
-                seen = [census.kernels, census.gates, census.optimizer_kernels, len(census.waits)]
-                step.train(batch)
-                census.end_step()
-                if census.kernels > 20_000:
-                    break  # thousands of calls a step: few steps say enough, and more take long
-    finally:
-        for hook in hooks:
-            hook.remove()
-    census.costs = census.costs[seen[0] :]
-    census.kernels, census.gates = census.kernels - seen[0], census.gates - seen[1]
-    census.optimizer_kernels, census.waits = census.optimizer_kernels - seen[2], census.waits[seen[3] :]
-    return census
-
-
-def predict_memory(step: Step) -> dict[str, int]:
-    """Count the bytes a step must hold at once: weights, gradients, optimiser, what backward keeps, batch.
-
-    What a device allocates on top is workspace, reserve of the allocator, and some hundred MB of the driver.
-    """
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with preserved(step.train, step.batches, step.model, step.optimizer), phase("memory"):
-        batch = next(iter(step.batches())) if step.batches else None
-        step.train(batch)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    """Count the calls of one step, after some over which the growth of live memory is seen."""
+    with Census() as living:
+        for _ in range(COUNTED):
             step.train(batch)
-        parameters = list(step.model.parameters()) if step.model is not None else []
-        states = step.optimizer.state.values() if step.optimizer is not None else ()
-        own = {p.untyped_storage().data_ptr() for p in parameters}
-        return {
-            "weights": sum(p.nbytes for p in parameters),
-            "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
-            "optimiser": sum(t.nbytes for state in states for t in state.values() if isinstance(t, Tensor)),
-            "kept for backward": sum(size for pointer, size in kept.items() if pointer not in own),
-            "batch": sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, Tensor)),
-        }
+            living.end_step()
+            if living.kernels > 20_000:
+                break  # thousands of calls a step: few steps say enough, and more take long
+    with Census() as census, census.watching(step.optimizer):
+        step.train(batch)
+    census.live = living.live
+    return census

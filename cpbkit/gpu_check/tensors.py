@@ -12,19 +12,20 @@ def to_device(batch, device: str):
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
 
 
-def has_axis(thing, axis: int) -> bool:
-    """Say whether a leaf of a batch is a tensor with that axis."""
-    return isinstance(thing, Tensor) and thing.dim() > axis
+def resize(batch, samples: int, axis: int = 0):
+    """Cut or repeat every tensor of a batch to so many samples along an axis."""
 
+    def fit(thing):
+        if not isinstance(thing, Tensor) or thing.dim() <= axis:
+            return thing
+        return thing.index_select(axis, torch.arange(samples, device=thing.device) % thing.shape[axis])
 
-def widen(batch, times: int, axis: int = 0):
-    """Repeat every tensor of a batch along the axis of its samples."""
-    return tree_map(lambda t: torch.cat([t] * times, axis) if has_axis(t, axis) else t, batch)
+    return tree_map(fit, batch)
 
 
 def count_samples(batch, axis: int = 0) -> int:
     """Return the samples of a batch, by its first tensor."""
-    return next((t.shape[axis] for t in tree_leaves(batch) if has_axis(t, axis)), 0)
+    return next((t.shape[axis] for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > axis), 0)
 
 
 def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[str]:
@@ -36,12 +37,10 @@ def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[s
     tensors: dict[str, Tensor] = {}
     for prefix, module in model.named_modules() if model is not None else ():
         held = {**module._parameters, **module._buffers, **vars(module)}
-        for name, value in held.items():
-            if isinstance(value, Tensor):
-                tensors[f"{prefix}.{name}".strip(".")] = value
+        tensors |= {f"{prefix}.{name}".strip("."): t for name, t in held.items() if isinstance(t, Tensor)}
     for state in optimizer.state.values() if optimizer is not None else ():
-        tensors.update({f"optimiser {name}": t for name, t in state.items() if isinstance(t, Tensor) and t.dim()})
-    tensors.update({f"batch[{i}]": t for i, t in enumerate(tree_leaves(batch)) if isinstance(t, Tensor)})
+        tensors |= {f"optimiser {name}": t for name, t in state.items() if isinstance(t, Tensor)}
+    tensors |= {f"batch[{i}]": t for i, t in enumerate(tree_leaves(batch)) if isinstance(t, Tensor)}
     wanted = torch.device(device)
 
     def is_there(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 NAN = float("nan")
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # the last two: older traces
+RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 HOST_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 
@@ -15,6 +16,7 @@ class Trace:
     steps: int
     device: float  # union of the intervals in which the device worked
     kernels: float
+    launches: float  # calls of the host that start kernels; a graph starts many with one
     copy: float  # host to device
     waits: float  # number of waits of the host
     waiting: float  # the host's time in them
@@ -27,37 +29,37 @@ def read_trace(events: Iterable[dict]) -> Trace:
 
     Steps are the `ProfilerStep#` annotations; what lies outside them is left out.
     """
-    events = [e for e in events if e.get("ph") == "X" and "ts" in e]
-    marks = [e for e in events if str(e.get("name", "")).startswith("ProfilerStep#") and _kind(e) not in DEVICE_WORK]
-    marks = [e for e in marks if _kind(e) != "gpu_user_annotation"]
+    events = [(str(e.get("cat", "")).lower(), e) for e in events if e.get("ph") == "X" and "ts" in e]
+    marks = [
+        e
+        for kind, e in events
+        if str(e.get("name", "")).startswith("ProfilerStep#") and kind not in DEVICE_WORK | {"gpu_user_annotation"}
+    ]
     if not marks:
         raise ValueError("a trace needs ProfilerStep annotations; got none")
     first, last = min(e["ts"] for e in marks), max(e["ts"] + e["dur"] for e in marks)
-    work = sorted((e for e in events if _kind(e) in DEVICE_WORK and first <= e["ts"]), key=lambda e: e["ts"])
-    kernels = [e for e in work if _kind(e) == "kernel"]
+    work = sorted((e for kind, e in events if kind in DEVICE_WORK and first <= e["ts"]), key=lambda e: e["ts"])
+    kernels = [e for kind, e in events if kind == "kernel" and first <= e["ts"]]
     if not kernels:
         raise ValueError("the profiler recorded no kernel: its access to the device (CUPTI) failed, or no GPU ran")
     union, end = 0.0, 0.0
     for e in work:
         union += max(0.0, e["ts"] + e["dur"] - max(end, e["ts"]))
         end = max(end, e["ts"] + e["dur"])
-    copies = sum(e["dur"] for e in work if "HtoD" in e["name"])
-    runtime = [e for e in events if _kind(e) in ("cuda_runtime", "cuda_driver", "runtime") and first <= e["ts"] <= last]
-    waits = [e for e in runtime if e["name"] in HOST_WAITS]
-    spent = sum(e["dur"] for e in kernels)
+    runtime = [e for kind, e in events if kind in RUNTIME and first <= e["ts"] <= last]
+    waits = [e["dur"] for e in runtime if e["name"] in HOST_WAITS]
     blocks = [(min(e["args"].get("blocks per SM", NAN), 1.0), e["dur"]) for e in kernels if "args" in e]
     n = len(marks)
     return Trace(
         steps=n,
         device=union / n / 1e3,
         kernels=len(kernels) / n,
-        copy=copies / n / 1e3,
+        launches=sum("Launch" in e["name"] for e in runtime) / n,
+        copy=sum(e["dur"] for e in work if "HtoD" in e["name"]) / n / 1e3,
         waits=len(waits) / n,
-        waiting=sum(e["dur"] for e in waits) / n / 1e3,
-        filled=sum(share * dur for share, dur in blocks) / spent if len(blocks) == len(kernels) else NAN,
+        waiting=sum(waits) / n / 1e3,
+        filled=sum(share * dur for share, dur in blocks) / sum(e["dur"] for e in kernels)
+        if len(blocks) == len(kernels)
+        else NAN,
         names=tuple(sorted({e["name"] for e in kernels})),
     )
-
-
-def _kind(event: dict) -> str:
-    return str(event.get("cat", "")).lower()
