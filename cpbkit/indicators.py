@@ -2,7 +2,7 @@
 
 The value at row t uses rows <= t as they are given: nothing is filled in, the row before a gap counts as the
 previous bar. Warm-up rows are NaN. A NaN in the input stays in a windowed indicator while its window holds it, in an
-exponential average until its weight is gone (500 to 1000 rows), in OBV to the end. An oscillator over bars that
+exponential average until its weight is gone (500 rows or so), in OBV to the end. An oscillator over bars that
 did not move stands at its middle; a constant has no deviation; a share of no volume at all is 0.
 """
 
@@ -38,6 +38,7 @@ class Bars:
 
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
+        self.columns: dict[str, np.ndarray] = {}
         self.results: dict[tuple, np.ndarray] = {}
         self.places: dict[tuple, np.ndarray] = {}  # where results go that the caller wants to keep
         self.scratch: list[np.ndarray] = []
@@ -46,7 +47,9 @@ class Bars:
         return len(self.frame)
 
     def __getitem__(self, column: str) -> np.ndarray:
-        return self.get(_column, name=column)
+        if column not in self.columns:
+            self.columns[column] = np.ascontiguousarray(self.frame[column], float)
+        return self.columns[column]
 
     def get(self, function: Callable, **arguments) -> np.ndarray:
         """Return `function(bars, **arguments)`, computed at the first call."""
@@ -92,10 +95,6 @@ def _key(function: Callable, **arguments) -> tuple:
     if isinstance(function, partial):
         return _key(function.func, **function.keywords)
     return function, *arguments.items()
-
-
-def _column(b: Bars, name: str) -> np.ndarray:
-    return b.frame[name].to_numpy(float)
 
 
 def _seconds(b: Bars) -> np.ndarray:
@@ -192,7 +191,7 @@ def average(x: np.ndarray, alpha: float, n: int, start: int = 0) -> np.ndarray:
     y = alpha * x[first:]
     y[0] = x[start : first + 1].mean()
     weight, width, older = 1.0 - alpha, 1, np.empty_like(y)
-    while weight > 1e-18:
+    while weight > 1e-16:
         np.multiply(y[:-width], weight, out=older[width:])
         y[width:] += older[width:]
         weight, width = weight * weight, 2 * width
@@ -465,20 +464,13 @@ RETURN, PERCENT, SIGNED, CLOCK = "log return", "0..100", "-1..1", "-1..1"
 
 # Prices and differences of prices come also as a share of the close, under the name with _rel.
 _PLAIN: dict[str, Indicator] = {
-    "open_return": Indicator(
-        partial(log_return, column="open"), ("open", "close"), "Log open less last log close", RETURN
-    ),
-    "high_return": Indicator(
-        partial(log_return, column="high"), ("high", "close"), "Log high less last log close", RETURN
-    ),
-    "low_return": Indicator(partial(log_return, column="low"), ("low", "close"), "Log low less last log close", RETURN),
-    "close_return": Indicator(
-        partial(log_return, column="close"), C, "Log return of the bar: from close to close", RETURN
-    ),
-    "log_open": Indicator(partial(log, column="open"), ("open",), "Natural logarithm of the open", "log price"),
-    "log_high": Indicator(partial(log, column="high"), ("high",), "Natural logarithm of the high", "log price"),
-    "log_low": Indicator(partial(log, column="low"), ("low",), "Natural logarithm of the low", "log price"),
-    "log_close": Indicator(partial(log, column="close"), C, "Natural logarithm of the close", "log price"),
+    **{
+        f"{c}_return": Indicator(
+            partial(log_return, column=c), tuple(dict.fromkeys((c, "close"))), f"Log {c} less last log close", RETURN
+        )
+        for c in OHLC
+    },
+    **{f"log_{c}": Indicator(partial(log, column=c), (c,), f"Natural logarithm of the {c}", "log price") for c in OHLC},
     "sma": Indicator(partial(sma, n=20), C, "Simple moving average, 20 bars", PRICE),
     "ema": Indicator(partial(ema, n=20), C, "Exponential moving average, 20 bars (weight 2/21)", PRICE),
     "wma": Indicator(partial(wma, n=20), C, "Linearly weighted moving average, 20 bars", PRICE),
