@@ -98,6 +98,7 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     said = []
     document = bench_sweep(["quick"], quick=True, models=2, say=said.append)
     report.save(document, tmp_path / "new" / "bench.json")
+    assert (tmp_path / "new" / "bench.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "new" / "bench.json").read_text())
     assert set(document) > ABOUT and document["versions"]["torch"] == torch.__version__
     assert document["machine"]["cores"] >= 1 and document["machine"]["cpu"]

@@ -13,9 +13,14 @@ BUSY = 0.5  # load a core, before the start, from which the machine was not idle
 
 
 def save(document: dict, path: str | os.PathLike) -> None:
-    """Write a document as JSON."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(Path(path), (json.dumps(document, indent=2) + "\n").encode())
+    """Write a document as JSON; that of the sweep also as a picture, PNG beside it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(path, (json.dumps(document, indent=2) + "\n").encode())
+    if document["bench"] == "sweep":
+        from cpbkit.plots.bench import bench_figure
+
+        atomic.write_bytes(path.with_suffix(".png"), bench_figure(document).png(scale=2))
 
 
 def render(document: dict) -> str:

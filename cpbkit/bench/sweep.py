@@ -53,15 +53,14 @@ def bench_sweep(
     *,
     quick: bool = False,
     peers: bool = False,
-    stacks: bool = False,
     models: int = MODELS,
     say: Say = lambda text: None,
 ) -> dict:
     """Measure the cases on this machine; return the document that `render` shows.
 
-    presets: names of PRESETS, all by default. quick: fewer cases and shorter blocks. peers: also time other
-    libraries, each installed for the purpose. stacks: also hold the plan's choice against other ways to step on
-    this CPU. say: hears what is going on.
+    presets: names of PRESETS, all by default. quick: fewer cases, shorter blocks, and the plan's choice is not held
+    against other ways to step on this CPU. peers: also time other libraries, each installed for the purpose.
+    say: hears what is going on.
     """
     effort = QUICK if quick else FULL
     cases, left_out = choose_cases(presets, quick)
@@ -75,7 +74,7 @@ def bench_sweep(
         first = next(iter(cases))
         say(f"{first}: {', '.join(map(str, effort.growth))} series")
         growth = measure_growth(first, cases[first], workers, effort)
-        if stacks and workers.pipes:
+        if workers.pipes and not quick and device().type == "cpu":
             document["stacks"] = measure_stacks(models, len(workers.pipes), workers, say)
     document |= {"cases": rows, "growth": growth, "left_out": left_out}
     if peers:
