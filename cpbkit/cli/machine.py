@@ -55,7 +55,7 @@ BENCHMARKS = ("sweep", "presets", "data", "indicators", "doctor")
 @click.argument("what", type=click.Choice(BENCHMARKS))
 @click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
 @click.option("--peers", is_flag=True, help="With sweep: also time neuralforecast and darts, installed for it.")
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures as JSON too.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures as JSON too, with sweep also as PNG.")
 @as_json
 def bench(what, quick, peers, out, as_json):
     """Measure the kit on this machine: both sides of each ratio, in one run.
