@@ -7,20 +7,25 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.signal import lfilter
+from torch import nn
 
 from cpbkit.data.klines import Klines
+from cpbkit.data.synthetic import make_market
 from cpbkit.evaluate import Judgement, judge_heads, verdicts
-from cpbkit.experiment import Experiment, Task
+from cpbkit.experiment import Experiment, Model, Task, vary
 from cpbkit.folds import Forecaster
+from cpbkit.health import Check, check_results
+from cpbkit.metrics import echo_lag
 from cpbkit.models import naive
+from cpbkit.presets import PRESETS
 from cpbkit.train import assemble, loss_per_model
 from cpbkit.windows import Series, Splits, Windows, from_klines, split
+from cpbkit.work import Result, Unit, work
 
 PLACEBO_SHARE = 0.05  # of twins that may be beaten by chance
 TWINS = 20
@@ -28,6 +33,14 @@ WALKS = 40
 OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
 BATCH = 16  # windows of it
 OVERFIT_STEPS = 2000  # at most; most models need a tenth of them
+PLANTED = {  # settings of the models that are made sick
+    "context": 10,
+    "horizon": 2,
+    "features": ("close_return",),
+    "epochs": 4,
+    "steps": 40,
+    "schedule": "constant",
+}
 PHI = 0.3  # of the autoregressions that every verdict must find
 
 
@@ -49,11 +62,6 @@ class Column:
 
 
 Pipeline = Callable[[pd.DataFrame], Mapping[str, Column]]
-
-
-def audit_table(findings: Iterable[Finding]) -> pd.DataFrame:
-    """Return a row a check: check, verdict, evidence."""
-    return pd.DataFrame([dataclasses.asdict(finding) for finding in findings], columns=["check", "verdict", "evidence"])
 
 
 def check_future(
@@ -78,21 +86,15 @@ def check_future(
                 if row is not None:
                     at = f"`{name}` of row {row} changes when the rows after {spot} are {kind}"
                     return Finding(check, "FAIL", f"{at}: it knows the future")
-    return Finding(
-        check, "OK", f"{len(clean)} columns are the same to the bit, at {len(spots)} spots of {len(raw)} rows"
-    )
+    evidence = f"{len(clean)} columns are the same to the bit, at {len(spots)} spots of {len(raw)} rows"
+    return Finding(check, "OK", evidence)
 
 
-def _scaled(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+GARBAGE: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     # One factor a row: open, high, low and close stay in order, as a check at the door may ask.
-    return values * (1000 * rng.lognormal(size=(len(values), 1)))
-
-
-def _shuffled(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return rng.permutation(values)
-
-
-GARBAGE = {"scaled": _scaled, "shuffled": _shuffled}
+    "scaled": lambda values, rng: values * (1000 * rng.lognormal(size=(len(values), 1))),
+    "shuffled": lambda values, rng: rng.permutation(values),
+}
 
 
 def _poison(raw: pd.DataFrame, spot: int, garble: Callable) -> pd.DataFrame:
@@ -204,23 +206,13 @@ def check_placebo(judge_twin: Callable[[int], Judgement], twins: int = TWINS, re
     return Finding("placebo twins", "FAIL" if beaten > PLACEBO_SHARE * twins else "OK", evidence)
 
 
-def find_echo(actual: np.ndarray, origins: np.ndarray, forecast: np.ndarray, ahead: int) -> tuple[int, float]:
-    """Return by how many bars the forecast follows the actual, and their correlation there.
-
-    actual (N,): levels. forecast (W,): of the level `ahead` bars after each origin. A forecast that repeats the last
-    value follows by exactly `ahead` bars; a perfect one by none.
-    """
-    lags = np.arange(2 * ahead + 1)
-    keep = origins + ahead - lags[-1] >= 0
-    found = [np.corrcoef(forecast[keep], actual[origins[keep] + ahead - lag])[0, 1] for lag in lags]
-    best = int(np.nanargmax(found))
-    return best, float(found[best])
-
-
 def check_echo(actual: np.ndarray, origins: np.ndarray, forecast: np.ndarray, ahead: int) -> Finding:
-    """Say whether a forecast only repeats the last value, as `find_echo` sees it: a NOTE and no leak."""
-    lag, correlation = find_echo(actual, origins, forecast, ahead)
-    what = f"the forecast {ahead} bars ahead follows the truth {lag} bars late (correlation {correlation:.4f})"
+    """Say whether a forecast only repeats the last value: a NOTE and no leak.
+
+    actual (N,): levels. forecast (W,): of the level `ahead` bars after each origin.
+    """
+    lag = echo_lag(actual, origins + ahead, forecast, 2 * ahead)
+    what = f"the forecast {ahead} bars ahead is nearest to the truth {lag} bars before"
     if lag == ahead:
         return Finding("echo", "NOTE", f"{what}: it echoes the last value")
     return Finding("echo", "OK", what)
@@ -275,6 +267,11 @@ def ridge_forecaster(series: Series, task: Task, splits: Splits) -> np.ndarray:
     return naive.forecast("ridge_ar", series, splits.test, task.horizon, splits.bounds["train"][1])
 
 
+def _judge(series: Series, task: Task, forecaster: Forecaster, model: str) -> dict[str, Judgement]:
+    splits = split(series, task)
+    return judge_heads(series, splits.test, forecaster(series, task, splits), splits.bounds["train"][1], model)
+
+
 def check_calibration(
     forecaster: Forecaster = ridge_forecaster, model: str = "ridge_ar", rows: int = 7000
 ) -> list[Finding]:
@@ -283,26 +280,17 @@ def check_calibration(
     model: the name of the floor that the forecaster is, if it is one.
     """
     task = Task(context=8, horizon=1, features=("close_return",), purge=1)
-    words = {}
+    beaten = {}
     for phi in (0.0, PHI):
-        judged = {}
-        for seed in range(WALKS):
-            series = autoregression(phi, rows, seed)
-            splits = split(series, task)
-            y = forecaster(series, task, splits)
-            judged[series.name] = judge_heads(series, splits.test, y, splits.bounds["train"][1], model)["price"]
-        words[phi] = sum(v.word == "BEATS" for v in verdicts(judged).values())
+        series = [autoregression(phi, rows, seed) for seed in range(WALKS)]
+        found = verdicts({one.name: _judge(one, task, forecaster, model)["price"] for one in series})
+        beaten[phi] = sum(verdict.word == "BEATS" for verdict in found.values())
+    walks, told = (f"{count} of {WALKS}" for count in beaten.values())
+    walks += f" are said to be beaten; chance allows {PLACEBO_SHARE * WALKS:g}"
+    told += f" with a coefficient of {PHI} are said to be beaten; all can be"
     return [
-        Finding(
-            "random walks",
-            "OK" if words[0.0] <= PLACEBO_SHARE * WALKS else "FAIL",
-            f"{words[0.0]} of {WALKS} are said to be beaten; chance allows {PLACEBO_SHARE * WALKS:g}",
-        ),
-        Finding(
-            "autoregressions",
-            "OK" if words[PHI] == WALKS else "FAIL",
-            f"{words[PHI]} of {WALKS} with a coefficient of {PHI} are said to be beaten; all can be",
-        ),
+        Finding("random walks", "OK" if beaten[0.0] <= PLACEBO_SHARE * WALKS else "FAIL", walks),
+        Finding("autoregressions", "OK" if beaten[PHI] == WALKS else "FAIL", told),
     ]
 
 
@@ -318,22 +306,142 @@ def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = ""
     # The end of validation, since nothing after it may touch the training; and the middle of test, where half of
     # the forecasts have been made and the truths of the last of them are garbage.
     spots = rows[[splits.bounds["validation"][1] - 1, splits.test[len(splits.test) // 2]]]
-    judge = partial(_judge, task=task, forecaster=forecaster, model=model)
-    forecast = forecaster(series, task, splits)
-    real = judge_heads(series, splits.test, forecast, splits.bounds["train"][1], model)
-    head = series.heads[0]
+    forecast, head = forecaster(series, task, splits), series.heads[0]
+    real = judge_heads(series, splits.test, forecast, splits.bounds["train"][1], model)[head]
     ahead = series.anchors[splits.test, 0] + forecast[:, -1, 0]
+
+    def judge_twin(seed: int) -> Judgement:
+        return _judge(from_klines(placebo_twin(klines, seed), task), task, forecaster, model)[head]
+
     return [
         check_future(whole_way(klines, task), raw, check="features, scaler and windows know no future"),
         check_future(whole_way(klines, task, forecaster), raw, spots, "training and forecasts know no future"),
         check_splits({p: getattr(splits, p) for p in ("train", "validation", "test")}, task.context, horizon),
-        check_placebo(lambda seed: judge(placebo_twin(klines, seed))[head], twins, real[head].skill),
+        check_placebo(judge_twin, twins, real.skill),
         check_echo(series.levels[:, 0], splits.test, ahead, horizon),
         *check_calibration(),
     ]
 
 
-def _judge(klines: Klines, task: Task, forecaster: Forecaster, model: str) -> dict[str, Judgement]:
-    series = from_klines(klines, task)
-    splits = split(series, task)
-    return judge_heads(series, splits.test, forecaster(series, task, splits), splits.bounds["train"][1], model)
+def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
+    """Train and judge each trial as a sweep does; return a row each: errors on the test split, and how healthy it is.
+
+    r2 and mae are of the first head's level, in its own unit; `why` is the first of the worst rows of its health.
+    """
+    rows, known = [], {}
+    for name, experiment in trials.items():
+        if experiment not in known:  # the same again would end the same
+            known[experiment] = _try_out(experiment, series)
+        line, checks = known[experiment]
+        judged = next(iter(line["test"].values()), {})
+        worst = max(checks, key=lambda check: ("OK", "NOTE", "SICK").index(check.verdict))
+        rows.append(
+            {
+                "trial": name,
+                "r2": judged.get("r2"),
+                "persistence's r2": judged.get("r2_persistence"),
+                "mae": judged.get("level_mae"),
+                "health": worst.verdict,
+                "why": "" if worst.verdict == "OK" else f"{worst.check}: {worst.evidence}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _try_out(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
+    """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
+    unit = Unit(series.name, experiment, (series,), "cuda" if torch.cuda.is_available() else "cpu")
+    (line,) = (message.line for message in work(unit) if isinstance(message, Result))
+    return line, check_results([line])
+
+
+LEAKS: dict[str, Callable[[pd.Series], pd.Series]] = {  # what a column may not be of the closes
+    "a centred mean": lambda close: close.rolling(9, center=True).mean(),
+    "a back-fill of the warm-up": lambda close: close.rolling(50).mean().bfill(),
+    "a scaler fitted on all rows": lambda close: (close - close.mean()) / close.std(),
+    "a roll that wraps around": lambda close: pd.Series(np.roll(close, 24), close.index),
+}
+
+
+def plant_leaks() -> list[Finding]:
+    """Plant known leaks in the kit's own way of the data, one by one, and say whether they are caught.
+
+    OK: caught, with what the check said. FAIL: not caught, or in the last row, where nothing is planted, caught.
+    """
+    (klines,) = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-15").values()
+    task = Task(context=16, horizon=4, features=("close_return", "rsi"))
+    splits = split(from_klines(klines, task), task)
+
+    def peek(series: Series, task: Task, splits: Splits) -> np.ndarray:
+        return 1e-6 * series.truth(splits.test, task.horizon)
+
+    def with_column(make: Callable[[pd.Series], pd.Series]) -> Pipeline:
+        way = whole_way(klines, replace(task, features=(*task.features, "planted")))
+        return lambda frame: way(frame.assign(planted=make(frame["close"])))
+
+    found = {name: check_future(with_column(make), klines.frame) for name, make in LEAKS.items()}
+    found["overlapping splits"] = check_splits(
+        {"train": splits.train, "test": splits.test - (splits.test[0] - splits.train[-1])}, task.context, task.horizon
+    )
+    found["targets passed at evaluation"] = check_future(whole_way(klines, task, peek), klines.frame)
+    honest = check_future(with_column(lambda close: close.rolling(9).mean()), klines.frame)
+    caught = [Finding(name, "OK" if f.verdict == "FAIL" else "FAIL", f.evidence) for name, f in found.items()]
+    return [*caught, replace(honest, check="no leak")]
+
+
+class Dead(nn.Module):
+    """A network whose last unit is below zero on every input: a sickness to plant."""
+
+    def __init__(self, task: Task, model: Model):
+        super().__init__()
+        self.shape = task.horizon, len(task.targets)
+        self.head = nn.Linear(task.context * len(task.features), task.horizon * len(task.targets))
+        nn.init.constant_(self.head.bias, -1000.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.flatten(1)).relu().unflatten(1, self.shape)  # (B, L, C) -> (B, H, K)
+
+
+def _resized(series: Series, factor: float) -> Series:
+    return replace(series, levels=factor * series.levels, anchors=factor * series.anchors)
+
+
+def _shuffled_moves(series: Series) -> Series:
+    moves = np.diff(series.levels, axis=0, prepend=0.0)
+    levels = np.random.default_rng(0).permutation(moves).cumsum(axis=0)
+    return replace(series, levels=levels, anchors=levels)
+
+
+def _spoiled(series: Series) -> Series:
+    return replace(series, inputs=np.where(np.arange(len(series))[:, None] < 200, np.nan, series.inputs))
+
+
+# By name: the check that must see it, the settings and the data that make it.
+SICKNESSES: dict[str, tuple[str, dict, Callable[[Series], Series]]] = {
+    "huge targets, not scaled": ("target scale", {"target_scale": "none"}, lambda series: _resized(series, 1e6)),
+    "tiny targets, not scaled": ("target scale", {"target_scale": "none"}, lambda series: _resized(series, 1e-3)),
+    "targets that are noise": ("holds", {}, _shuffled_moves),
+    "inputs that are not finite": ("finite", {}, _spoiled),
+    "a rate far too high": ("first loss", {"learning_rate": 30.0}, lambda series: series),
+    "a rate beyond all numbers": ("finite", {"learning_rate": 1e38, "clip_norm": 0.0}, lambda series: series),
+    "a rate far too low": ("output price", {"learning_rate": 1e-7}, lambda series: series),
+    "a dead output": ("gradient", {"name": f"{__name__}:Dead"}, lambda series: series),
+}
+
+
+def plant_sicknesses() -> list[Finding]:
+    """Train a small model with each known sickness, and say whether the health table sees it.
+
+    OK: seen, with what its check said. FAIL: not seen, or in the last row, where nothing is planted, seen.
+    """
+    sound, series = vary(PRESETS["quick"], **PLANTED), autoregression(0.6, 1500, 0)
+    found = []
+    for name, (suspect, settings, spoil) in SICKNESSES.items():
+        _, checks = _try_out(vary(sound, **settings), spoil(series))
+        (check,) = (check for check in checks if check.check == suspect)
+        seen = "OK" if check.verdict != "OK" else "FAIL"
+        found.append(Finding(name, seen, f"{check.check} {check.verdict}: {check.evidence}"))
+    _, checks = _try_out(sound, series)
+    wrong = [check for check in checks if check.verdict != "OK"]
+    text = "; ".join(f"{check.check}: {check.evidence}" for check in wrong) or f"{len(checks)} checks are OK"
+    return [*found, Finding("no sickness", "FAIL" if wrong else "OK", text)]

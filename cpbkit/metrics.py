@@ -82,6 +82,15 @@ def direction(truth, forecast, overlap: int = 1) -> tuple[float, float, float] |
     return share, *wilson(share * trials, trials)
 
 
+def echo_lag(levels, rows, forecast, most: int) -> int:
+    """Return the lag in rows, 0 to `most`, at which forecasts for `rows` (N,) are nearest to the levels (R,).
+
+    Forecasts that repeat the last value lag by as many rows as they look ahead; perfect ones do not lag.
+    """
+    forecast, rows = forecast[rows >= most], rows[rows >= most]
+    return int(np.argmin([np.mean((forecast - levels[rows - lag]) ** 2) for lag in range(most + 1)]))
+
+
 def pinball(truth, forecast, quantile):
     """Return the pinball loss of a forecast of the quantile, element by element."""
     error = np.asarray(truth, float) - np.asarray(forecast, float)

@@ -1,8 +1,9 @@
 """Named experiments: one table, each with its source."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from cpbkit.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Training
+from cpbkit.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Training, vary
 
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
 # come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
@@ -14,6 +15,9 @@ V8_FEATURES = OHLC_RETURNS + tuple(
     " volume_norm".split()
 )
 NETWORK = ("delay", "jitter", "loss", "send_rate", "receive_rate", "bandwidth")  # of synthetic.make_network_trace
+
+RATES = tuple((rate, 0.0, 10e6) for rate in ("send_rate", "receive_rate", "bandwidth"))  # bit/s
+NETWORK_RANGES = (("delay", 0.0, 10_000.0), ("jitter", 0.0, 3_000.0), ("loss", 0.0, 1.0), *RATES)
 
 ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
 # Keras lowers the rate at the 8th epoch without a better one, torch after the 8th.
@@ -127,12 +131,7 @@ PRESETS: dict[str, Experiment] = {
             train=0.8,
             validation=0.1,
             target_scale="range",
-            ranges=(
-                ("delay", 0.0, 10_000.0),
-                ("jitter", 0.0, 3_000.0),
-                ("loss", 0.0, 1.0),
-                *((rate, 0.0, 10e6) for rate in ("send_rate", "receive_rate", "bandwidth")),
-            ),
+            ranges=NETWORK_RANGES,
             weights=(("loss", 0.01, 10.0), ("delay", 300.0, 5.0)),
             repeats=(("loss", 0.01, 5),),
         ),
@@ -178,3 +177,29 @@ PRESETS: dict[str, Experiment] = {
 }
 # trainer V8_ALIGNED_WITH_V7.py is V7_CLASSIC.py with another folder for its output.
 PRESETS["v8_aligned"] = replace(PRESETS["v7_classic"], preset="v8_aligned")
+
+# The eight changes of bcgcc's FIX_SUMMARY.md, all made at once, and what they changed. The last has nothing to act on
+# here, where no process loads anything: windows are gathered by index.
+BANDWIDTH_CHANGES = {
+    "a wider range of the delay": {"ranges": (("delay", 0.0, 5_000.0), *NETWORK_RANGES[1:])},
+    "inputs clipped to their range": {"clip_ranges": False, "input_clip": 1e9},
+    "a lower learning rate": {"learning_rate": 1e-3},
+    "smaller weights": {"weights": (("loss", 0.01, 50.0), ("delay", 300.0, 10.0))},
+    "fewer repeats": {"repeats": (("loss", 0.01, 30),)},
+    "a smaller batch": {"batch": 512},
+    "a scaled target": {"target_scale": "none"},
+    "fewer loaders": {},
+}
+
+
+def one_change_each(after: Experiment, changes: Mapping[str, Mapping]) -> dict[str, Experiment]:
+    """Return the experiment before all changes, with each of them alone, and after all.
+
+    changes: by name, the settings as they were before.
+    """
+
+    def undo(names) -> Experiment:
+        return vary(after, **{setting: value for name in names for setting, value in changes[name].items()})
+
+    alone = {f"{name} alone": undo(other for other in changes if other != name) for name in changes}
+    return {"none": undo(changes), **alone, "all": after}

@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 from cpbkit import audit, windows
 from cpbkit.audit import Column
+from cpbkit.cli.main import cpbkit
 from cpbkit.data.klines import validate
 from cpbkit.data.synthetic import make_market
 from cpbkit.evaluate import judge_heads
@@ -48,14 +50,10 @@ HONEST = {
     "a shift": lambda close: close.shift(1),
     "a mean of what has been": lambda close: close / close.expanding().mean(),
 }
-LEAKS = {
-    "a centred mean": lambda close: close.rolling(9, center=True).mean(),
-    "a back-fill of the warm-up": lambda close: close.rolling(14).mean().bfill(),
+LEAKS = audit.LEAKS | {
     "a back-fill of a gap": lambda close: close.bfill(),
     "an interpolated gap": lambda close: close.interpolate(),
-    "a roll that wraps around": lambda close: np.roll(close, 1),
     "a roll ahead": lambda close: np.roll(close, -1),
-    "a scaler fitted on all rows": lambda close: (close - close.mean()) / close.std(),
     "a rank among all rows": lambda close: close.rank(),
 }
 
@@ -222,15 +220,43 @@ def test_skill_on_placebo_twins_is_found(bars):
 def test_an_echo_is_heard_and_a_forecast_is_not():
     actual = np.random.default_rng(0).normal(size=900).cumsum()
     origins = np.arange(100, 890)
-    assert audit.find_echo(actual, origins, actual[origins], 5) == (5, pytest.approx(1))
-    assert audit.find_echo(actual, origins, actual[origins + 5], 5) == (0, pytest.approx(1))
-    assert audit.find_echo(actual, origins, actual[origins - 2], 5) == (7, pytest.approx(1))
     noise = 0.3 * np.random.default_rng(1).normal(size=len(origins))
     echo = audit.check_echo(actual, origins, actual[origins] + noise, 5)
-    assert echo.verdict == "NOTE" and "5 bars late" in echo.evidence and "echoes the last value" in echo.evidence
+    assert echo.verdict == "NOTE" and "5 bars before: it echoes the last value" in echo.evidence
     assert audit.check_echo(actual, origins, actual[origins + 3] + noise, 5).verdict == "OK"
-    actual[-9:] = np.inf  # what a lag before the first row would wrap around to
-    assert audit.find_echo(actual, np.arange(3, 800), actual[3:800], 5) == (5, pytest.approx(1))
+
+
+def test_each_planted_leak_and_sickness_is_caught_and_nothing_where_none_is():
+    for found, honest in ((audit.plant_leaks(), "no leak"), (audit.plant_sicknesses(), "no sickness")):
+        assert [f for f in found if f.verdict != "OK"] == []
+        assert found[-1].check == honest and len({f.check for f in found}) == len(found) >= 7
+
+
+def test_a_check_that_sees_nothing_or_everything_fails_the_planted_ones(monkeypatch):
+    blind = audit.Finding("future", "OK", "nothing changes")
+    monkeypatch.setattr(audit, "check_future", lambda *_: blind)
+    assert [f.check for f in audit.plant_leaks() if f.verdict == "OK"] == ["overlapping splits", "no leak"]
+    monkeypatch.setattr(audit, "check_future", lambda *_: dataclasses.replace(blind, verdict="FAIL"))
+    assert [f.check for f in audit.plant_leaks() if f.verdict == "FAIL"] == ["no leak"]
+
+
+def test_the_command_fails_where_a_planted_one_is_missed(monkeypatch):
+    missed = audit.Finding("a centred mean", "FAIL", "nothing changes")
+    for planted, code in (([], 0), ([missed], 1)):
+        monkeypatch.setattr(audit, "plant_leaks", lambda planted=planted: planted)
+        monkeypatch.setattr(audit, "plant_sicknesses", lambda: [audit.Finding("a dead output", "OK", "gradient SICK")])
+        shown = CliRunner().invoke(cpbkit, ["audit", "--inject"])
+        assert shown.exit_code == code and "gradient SICK" in shown.stdout
+        assert ("nothing changes" in shown.stdout) == bool(code)
+
+
+def test_trials_are_compared_on_one_series():
+    quick = vary(PRESETS["quick"], **audit.PLANTED)
+    trials = {"plain": quick, "again": quick, "stuck": vary(quick, learning_rate=1e-7)}
+    plain, again, stuck = audit.compare(trials, audit.autoregression(0.6, 1500, 0)).to_dict("records")
+    assert {**plain, "trial": "again"} == again and (plain["health"], plain["why"]) == ("OK", "")
+    assert (stuck["health"], stuck["why"][:12]) == ("NOTE", "learns: trai") and plain["mae"] < stuck["mae"]
+    assert stuck["r2"] == pytest.approx(stuck["persistence's r2"], abs=1e-3) and plain["r2"] > stuck["r2"]
 
 
 def test_verdicts_are_calibrated():
@@ -244,7 +270,7 @@ def test_calibration_sees_a_cheat_and_a_dullard(forecaster, expected):
     assert [f.verdict for f in audit.check_calibration(forecaster, model="", rows=3000)] == expected
 
 
-def test_the_whole_audit_is_a_table(bars, monkeypatch):
+def test_the_whole_audit(bars, monkeypatch):
     monkeypatch.setattr(audit, "check_calibration", lambda: [])
     calls = []
 
@@ -253,11 +279,9 @@ def test_the_whole_audit_is_a_table(bars, monkeypatch):
         return audit.ridge_forecaster(series, task, splits)
 
     found = audit.audit(bars, TASK, forecaster, model="ridge_ar", twins=3)
-    shown = audit.audit_table(found)
-    assert shown.columns.tolist() == ["check", "verdict", "evidence"]
-    assert shown["verdict"].tolist() == ["OK", "OK", "OK", "OK", "NOTE"], shown.to_string()
+    assert [f.verdict for f in found] == ["OK", "OK", "OK", "OK", "NOTE"], found
     assert len(calls) == 1 + 5 + 3
-    cheat = audit.audit_table(audit.audit(bars, TASK, peeking(0.3), twins=3)).set_index("check")["verdict"]
+    cheat = {f.check: f.verdict for f in audit.audit(bars, TASK, peeking(0.3), twins=3)}
     assert cheat["training and forecasts know no future"] == cheat["placebo twins"] == "FAIL"
     assert cheat["features, scaler and windows know no future"] == "OK"
 

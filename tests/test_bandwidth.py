@@ -8,9 +8,9 @@ import torch
 
 from cpbkit.data.synthetic import make_network_trace
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import Task, from_json, to_json, vary
+from cpbkit.experiment import Task, difference, from_json, to_json, vary
 from cpbkit.models import zoo
-from cpbkit.presets import PRESETS
+from cpbkit.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
 from cpbkit.stack import Stack
 from cpbkit.train import Fit, fit
 from cpbkit.windows import Windows, from_table
@@ -110,6 +110,22 @@ def test_what_is_declared_wrongly_is_refused():
     with pytest.raises(UnknownName, match="feature must be a known name; got 'los'"):
         windows_of(dataclasses.replace(TASK, weights=(("los", 0.1, 2.0),)))
     assert from_json(to_json(PRESETS["bandwidth"])).task.ranges == TASK.ranges
+
+
+def test_each_change_is_made_alone():
+    preset = PRESETS["bandwidth"]
+    trials = one_change_each(preset, BANDWIDTH_CHANGES)
+    assert (
+        list(trials) == ["none", *(f"{name} alone" for name in BANDWIDTH_CHANGES), "all"] and len(trials) == 1 + 8 + 1
+    )
+    assert trials["all"] == preset
+    for name, before in BANDWIDTH_CHANGES.items():
+        alone = trials[f"{name} alone"]
+        assert vary(alone, **before) == trials["none"]
+        changed = {line.partition(":")[0].partition(".")[2] for line in difference(trials["none"], alone)}
+        assert changed == set(before)
+    everything = {line.partition(":")[0].partition(".")[2] for line in difference(trials["none"], preset)}
+    assert everything == {setting for before in BANDWIDTH_CHANGES.values() for setting in before}
 
 
 def run(target_scale, epochs):

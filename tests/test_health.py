@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import walk
-from torch import nn
 
 from cpbkit import health, sweep
 from cpbkit.experiment import vary
@@ -16,19 +15,6 @@ from cpbkit.windows import Windows, split
 from cpbkit.work import Result, Unit, work
 
 QUICK = vary(PRESETS["quick"], context=10, horizon=2, epochs=4, steps=40, schedule="constant", patience=4)
-
-
-class Dead(nn.Module):
-    """A head whose unit is below zero on every input."""
-
-    def __init__(self, task, model):
-        super().__init__()
-        self.head = nn.Linear(task.context * len(task.features), task.horizon * len(task.targets))
-        nn.init.constant_(self.head.bias, -1000.0)
-        self.shape = task.horizon, len(task.targets)
-
-    def forward(self, x):
-        return self.head(x.flatten(1)).relu().unflatten(1, self.shape)
 
 
 def checks(series, **settings):
@@ -66,7 +52,7 @@ def test_unscaled_targets(times):
 
 
 def test_a_dead_output():
-    found = checks(sound(), name=f"{__name__}:Dead")
+    found = checks(sound(), name="cpbkit.audit:Dead")
     assert found["gradient"] == ("SICK", "no gradient reaches the weights")
     assert found["output price"] == ("SICK", "every forecast of price is the same")
     assert {found[check][0] for check in ("finite", "target scale", "first loss")} == {"OK"}

@@ -170,3 +170,13 @@ def test_holm_by_hand_and_against_statsmodels():
     assert metrics.holm(p) == pytest.approx(oracle.multipletests(p, method="holm")[1], abs=1e-15)
     with pytest.raises(ValueError, match=r"lie in \[0, 1\]; got \[nan\]"):
         metrics.holm([0.1, np.nan])
+
+
+def test_the_lag_of_an_echo():
+    levels = np.random.default_rng(0).normal(size=900).cumsum()
+    rows = np.arange(100, 890)
+    for lag in (0, 5, 7):
+        assert metrics.echo_lag(levels, rows, levels[rows - lag], 10) == lag
+    levels[-9:] = np.inf  # what a lag before the first row would wrap around to
+    early = np.arange(3, 800)
+    assert metrics.echo_lag(levels, early, levels[np.maximum(early - 5, 0)], 10) == 5

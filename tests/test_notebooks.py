@@ -42,7 +42,7 @@ SMALL = {
         """,
         2,
     ),
-    "03_smoke_test": ("end, epochs = '2025-01-20', 2", 2),
+    "03_smoke_test": ("end, epochs, trial_epochs, trial_steps = '2025-01-20', 2, 1, 5", 2),
     "04_sweep": ("source, start, end, epochs = 'synthetic', '2025-01-01', '2025-01-14', 1", 2),
     "05_verdict": (
         "source, start, end, epochs, twins, refits, seeds = 'synthetic', '2025-01-01', '2025-01-31', 1, 2, 2, 2",

@@ -23,6 +23,7 @@ from cpbkit.experiment import Experiment, vary
         "cpbkit audit runs/first --symbols BTC --epochs 3",
         "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --twins 5",
         "cpbkit audit --calibration",
+        "cpbkit audit --inject",
     ),
 )
 @click.argument("folder", metavar="[RUN]", required=False, type=click.Path(file_okay=False))
@@ -31,8 +32,9 @@ from cpbkit.experiment import Experiment, vary
 @which_bars
 @click.option("--twins", type=click.IntRange(1), default=20, show_default=True, help="Placebo series to train on.")
 @click.option("--calibration", is_flag=True, help="Only judge 40 random walks and 40 series that can be forecast.")
+@click.option("--inject", is_flag=True, help="Plant known leaks and sicknesses, and say whether they are caught.")
 @as_json
-def audit(folder, twins, calibration, as_json, **given):
+def audit(folder, twins, calibration, inject, as_json, **given):
     """Look for leaks: does anything on the way of the data know the future?
 
     The whole way from bars to verdicts is run with futures replaced by garbage, on series without anything to find,
@@ -40,7 +42,9 @@ def audit(folder, twins, calibration, as_json, **given):
     are those of the RUN, if one is named, and else of the preset; of the series the first is taken, unless some are
     named. Exit code 0 only when nothing failed.
     """
-    from cpbkit.audit import audit, audit_table, check_calibration, check_overfit
+    import pandas as pd
+
+    from cpbkit.audit import audit, check_calibration, check_overfit, plant_leaks, plant_sicknesses
     from cpbkit.folds import refit
     from cpbkit.sweep import load_klines
     from cpbkit.windows import from_klines
@@ -48,6 +52,12 @@ def audit(folder, twins, calibration, as_json, **given):
     found = {}
     if calibration:
         found["calibration"] = check_calibration()
+    elif inject:
+        with status_line() as say:
+            say("planting leaks")
+            found["planted leaks"] = plant_leaks()
+            say("planting sicknesses")
+            found["planted sicknesses"] = plant_sicknesses()
     else:
         experiment = _experiment(folder, **given)
         with status_line() as say:
@@ -59,7 +69,7 @@ def audit(folder, twins, calibration, as_json, **given):
     document = {name: [dataclasses.asdict(finding) for finding in findings] for name, findings in found.items()}
 
     def text() -> str:
-        tables = {name: audit_table(findings).to_string(index=False) for name, findings in found.items()}
+        tables = {name: pd.DataFrame(findings).to_string(index=False) for name, findings in found.items()}
         return "\n\n".join(f"{name}\n{table}" for name, table in tables.items())
 
     show(document, as_json, text)
