@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import walk
 
-from cpbkit.bench import data, doctor, indicators, machine, market, peers, presets, report, stacks, sweep
+from cpbkit.bench import cells, data, doctor, indicators, machine, market, peers, presets, report, stacks, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.mirror import serve
@@ -164,6 +164,27 @@ def test_the_planned_way_is_held_against_the_others(monkeypatch):
     assert [way["seconds"] for way in row["ways"]] == pytest.approx([0.007 / 2, 0.008 / 4])
     assert row["planned_over_best"] == 1 and [way["planned"] for way in row["ways"]] == [False, True]
     assert "2.00*" in report.render(EMPTY_SWEEP | {"stacks": [row]})
+
+
+def test_a_way_that_cannot_run_is_told_with_its_reason():
+    ways = [
+        {"way": "scan", "seconds": 0.001, "error": 0.0},
+        {"way": "fused cell", "reason": "NotImplementedError: CPU"},
+    ]
+    text = report.render(
+        EMPTY_SWEEP | {"cells": [{"preset": "gru", "width": 128, "precision": "float32", "ways": ways}]}
+    )
+    assert "fused cell: NotImplementedError" in text
+    (line,) = (line.split() for line in text.splitlines() if line.startswith("gru, width 128"))
+    assert line == ["gru,", "width", "128,", "float32", "1.000"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_every_way_to_compute_a_recurrent_layer_gives_the_same(monkeypatch):
+    monkeypatch.setattr(cells, "SHAPES", ("quick",))
+    for row in cells.measure_cells(2, lambda text: None):
+        assert all(way["error"] < 0.02 for way in row["ways"] if "error" in way) and "seconds" in row["ways"][0]
 
 
 def test_here_counts_the_memory_that_a_side_takes():

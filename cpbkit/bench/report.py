@@ -125,6 +125,8 @@ def _sweep(document: dict) -> list[str]:
         )
     if "stacks" in document:
         lines += ["", *_stacks(document["stacks"])]
+    if "cells" in document:
+        lines += ["", *_cells(document["cells"])]
     if document["left_out"]:
         lines += ["", "Left out: " + "; ".join(f"{name} ({why})" for name, why in document["left_out"].items())]
     if "peers" in document:
@@ -147,6 +149,20 @@ def _stacks(rows: list[dict]) -> list[str]:
     return [
         "Ways to step on this CPU, ms a step of one model, the least of the rounds; * is what a sweep plans:",
         *table(["", *heads, "* / best"], shown),
+    ]
+
+
+def _cells(rows: list[dict]) -> list[str]:
+    names = [way["way"] for way in rows[0]["ways"]]
+    shown, reasons = [], {}
+    for row in rows:
+        reasons |= {way["way"]: way["reason"] for way in row["ways"] if "reason" in way}
+        cells = [f"{1e3 * way['seconds']:.3f}" if "seconds" in way else "" for way in row["ways"]]
+        shown.append([f"{row['preset']}, width {row['width']}, {row['precision']}", *cells])
+    return [
+        "Ways to compute a recurrent layer, forward and backward in a CUDA graph, ms a model:",
+        *table(["", *names], shown),
+        *(f"{way}: {reason}" for way, reason in reasons.items()),
     ]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpbkit.bench import machine
+from cpbkit.bench.cells import measure_cells
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.market import make_series
@@ -58,9 +59,9 @@ def bench_sweep(
 ) -> dict:
     """Measure the cases on this machine; return the document that `render` shows.
 
-    presets: names of PRESETS, all by default. quick: fewer cases, shorter blocks, and the plan's choice is not held
-    against other ways to step on this CPU. peers: also time other libraries, each installed for the purpose.
-    say: hears what is going on.
+    presets: names of PRESETS, all by default. quick: fewer cases and shorter blocks, and the engine's way to step is
+    not held against others. peers: also time other libraries, each installed for the purpose. say: hears what is
+    going on.
     """
     effort = QUICK if quick else FULL
     cases, left_out = choose_cases(presets, quick)
@@ -74,7 +75,9 @@ def bench_sweep(
         first = next(iter(cases))
         say(f"{first}: {', '.join(map(str, effort.growth))} series")
         growth = measure_growth(first, cases[first], workers, effort)
-        if workers.pipes and not quick and device().type == "cpu":
+        if device().type == "cuda" and not quick:
+            document["cells"] = measure_cells(models, say)
+        elif workers.pipes and not quick:
             document["stacks"] = measure_stacks(models, len(workers.pipes), workers, say)
     document |= {"cases": rows, "growth": growth, "left_out": left_out}
     if peers:

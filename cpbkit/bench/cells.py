@@ -1,0 +1,128 @@
+"""Ways to compute a recurrent layer of M models on a GPU: the kit's own scan against the candidates, shape by shape."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from cpbkit.models.layers import GRU, LSTM, Linear, Recurrent
+from cpbkit.presets import PRESETS
+
+SHAPES = ("quick", "gru", "seq2seq_lstm", "v8_stable")  # presets whose first layer is measured
+STREAMS = 8
+WARM_UP, ROUNDS, BLOCK = 3, 5, 0.1  # steps, times, seconds
+
+
+class FusedLSTM(LSTM):
+    """The pointwise part of a step as one kernel, that of torch.nn.LSTMCell on a GPU; a private call of torch."""
+
+    def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        flat = (tensor.to(h.dtype).flatten(0, 1) for tensor in (x, h, state[1]))
+        hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(*flat)
+        return hidden.unflatten(0, x.shape[:2]), cell.unflatten(0, x.shape[:2])
+
+
+class FusedGRU(GRU):
+    """The pointwise part of a step as one kernel, that of torch.nn.GRUCell on a GPU; a private call of torch."""
+
+    def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        flat = (tensor.to(h.dtype).flatten(0, 1) for tensor in (x, h, state[0]))
+        return (torch.ops.aten._thnn_fused_gru_cell(*flat)[0].unflatten(0, x.shape[:2]),)
+
+
+def in_streams(layer: Recurrent) -> Callable:
+    """Return a scan that gives each model to cuDNN, on several streams at once."""
+    call = torch.lstm if isinstance(layer, LSTM) else torch.gru
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+
+    def scan(x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
+        here, rows = torch.cuda.current_stream(), []
+        for stream in streams:
+            stream.wait_stream(here)
+        for m in range(len(x)):
+            weights = input.weight[m].T, hidden.weight[m].T, input.bias[m, 0], hidden.bias[m, 0]
+            state = [tensor[m, None] for tensor in now]
+            with torch.cuda.stream(streams[m % STREAMS]):
+                rows.append(call(x[m], state if len(state) > 1 else state[0], weights, True, 1, 0.0, True, False, True))
+        for stream in streams:
+            here.wait_stream(stream)
+        x, *state = zip(*rows, strict=True)
+        return torch.stack(x), tuple(torch.cat(tensors) for tensors in state)
+
+    return scan
+
+
+def ways(kind: type[Recurrent], models: int, inputs: int, width: int) -> Iterator[tuple[str, Recurrent]]:
+    """Yield the candidates by name, all with the same weights."""
+    fused = FusedLSTM if kind is LSTM else FusedGRU
+    first = kind(models, inputs, width).cuda()
+    yield "scan", first
+    for name in ("fused cell", "compiled cell", f"cuDNN in {STREAMS} streams"):
+        layer = (fused if name == "fused cell" else kind)(models, inputs, width).cuda()
+        layer.load_state_dict(first.state_dict())
+        if name == "compiled cell":
+            layer.cell = torch.compile(layer.cell)
+        elif name.startswith("cuDNN"):
+            layer.scan = in_streams(layer)
+        yield name, layer
+
+
+def measure_cells(models: int, say: Callable[[str], None]) -> list[dict]:
+    """Time each candidate forward and backward as one CUDA graph; one that cannot run has its reason instead.
+
+    `error` is the largest difference to the scan's output in the same precision.
+    """
+    half = torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
+    rows = []
+    for name in SHAPES:
+        task, model, batch = PRESETS[name].task, PRESETS[name].model, PRESETS[name].training.batch
+        kind = GRU if model.name == "gru" else LSTM
+        x = torch.randn(models, batch, task.context, len(task.features), device="cuda")
+        for dtype in (torch.float32, half):
+            row = {"preset": name, "width": model.width, "precision": str(dtype).removeprefix("torch."), "ways": []}
+            truth = None
+            for way, layer in ways(kind, models, x.shape[-1], model.width):
+                say(f"{name}, {row['precision']}: {way}")
+                try:
+                    seconds, out = _time(layer, x, dtype)
+                    truth = out if truth is None else truth
+                    found = {"seconds": seconds / models, "error": (out - truth).abs().max().item()}
+                except Exception as error:  # whatever a private call, a compiler or a capture says
+                    found = {"reason": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+                row["ways"].append({"way": way, **found})
+            rows.append(row)
+    return rows
+
+
+def _time(layer: Recurrent, x: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
+    """Return seconds of forward and backward, and what came out."""
+    autocast = torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32, cache_enabled=False)
+
+    def step() -> Tensor:
+        layer.zero_grad(set_to_none=False)
+        with autocast:
+            out = layer(x)[0]
+        out.float().square().mean().backward()
+        return out
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    seconds, count = [], 1
+    for _ in range(1 + ROUNDS):  # the first only says how many fill a block
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            graph.replay()
+        torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - begun) / count)
+        count = max(1, round(BLOCK / seconds[0]))
+    return statistics.median(seconds[1:]), out.float()
