@@ -44,6 +44,8 @@ def test_a_leaf_has_the_shapes_of_the_layer(kind, settings):
     with recurrences_as_leaves(census, CHIPS["T4"]), census:
         out, leaf_state = layer(x)
         out.sum().backward()
+    r = census.recurrences[0]
+    assert (r.batch, r.length) == ((2, 7) if layer.batch_first else (7, 2))
     assert out.shape == expected.shape
     pairs = zip(state, leaf_state, strict=True) if kind is nn.LSTM else [(state, leaf_state)]
     assert all(a.shape == b.shape for a, b in pairs)

@@ -7,10 +7,11 @@ import pytest
 
 from cpbkit.gpu_check import environment
 from cpbkit.gpu_check.chips import find_chip
-from cpbkit.gpu_check.environment import Device, Facts, judge, runs_on
+from cpbkit.gpu_check.environment import Device, Facts
+from cpbkit.gpu_check.findings import check_environment, judge, runs_on
 
-T4 = Device("Tesla T4", (7, 5), 15_800_000_000, 40)
-P100 = Device("Tesla P100-PCIE-16GB", (6, 0), 16_000_000_000, 56)
+T4 = Device("Tesla T4", (7, 5), 15_800_000_000)
+P100 = Device("Tesla P100-PCIE-16GB", (6, 0), 16_000_000_000)
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -83,7 +84,7 @@ def test_a_fine_machine_gets_no_code_and_every_line_is_ok_or_a_note():
         (vary(bf16_claimed=True), "bf16 is emulated"),
         (FINE, "no TF32"),
         (vary(devices=(T4, T4)), "2 GPUs"),
-        (vary(cores=2), "2 CPU core"),
+        (vary(cores=2), "2 CPU cores: workers"),
         (vary(deterministic=True), "deterministic"),
         (vary(variables={"COLAB_RELEASE_TAG": "x"}), "/content"),
         (vary(variables={"KAGGLE_KERNEL_RUN_TYPE": "x"}), "/kaggle/working"),
@@ -125,7 +126,7 @@ def test_banner_is_the_format_people_post():
 
 
 def test_this_machine_is_observed_and_goes_to_json():
-    report = environment.check_environment()
+    report = check_environment()
     assert report.facts.cores >= 1 and report.facts.memory > 0 and report.facts.disk_free > 0
     assert any("NVML" in text for text in report.facts.unseen)
     assert json.loads(json.dumps(report.to_dict()))["facts"]["torch"] == report.facts.torch

@@ -42,7 +42,7 @@ def doctor(preset, seconds, claims, inject, as_json):
         if examination.failure:
             raise click.exceptions.Exit(1)
     else:
-        from cpbkit.gpu_check.environment import check_environment
+        from cpbkit.gpu_check.findings import check_environment
 
         report = check_environment()
         show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))

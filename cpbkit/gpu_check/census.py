@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,6 +22,7 @@ WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal,
 GATES = {aten.sigmoid, aten.tanh, aten._thnn_fused_lstm_cell, aten._thnn_fused_gru_cell}
 LIBRARY = {aten._cudnn_rnn, aten.mkldnn_rnn_layer}
 OWN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
+COUNTED = 12  # steps in which the growth of live memory is seen
 OPTIMIZERS = os.path.join(OWN[0], "optim") + os.sep
 
 
@@ -136,3 +137,17 @@ def _copies_to_host(packet, read: list, made: list, args) -> bool:
     if packet not in (aten._to_copy, aten.copy_):
         return False
     return any(t.is_cuda for t in read) and bool(made) and made[0].device.type == "cpu"
+
+
+def take_census(train: Callable[[], object], optimizer: torch.optim.Optimizer | None = None) -> Census:
+    """Count the calls of one step, after some over which the growth of live memory is seen."""
+    with Census() as living:
+        for _ in range(COUNTED):
+            train()
+            living.end_step()
+            if living.kernels > 20_000:
+                break  # thousands of calls a step: few steps say enough, and more take long
+    with Census() as census, census.watching(optimizer):
+        train()
+    census.live = living.live
+    return census

@@ -1,5 +1,6 @@
 """What the device and the host did over time: a sampling thread, the status line, and the test for growth."""
 
+import math
 import os
 import sys
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cpbkit.gpu_check.environment import count_cores, load_nvml
+from cpbkit.gpu_check.environment import count_cores, free_memory, host_memory, load_nvml
 
 COLUMNS = (
     "time",  # s since the monitor started
@@ -77,16 +78,6 @@ def host_use() -> tuple[float, float, str]:
             continue
         seconds += sum(map(int, fields[11:15])) / tick  # its own, and of the children it waited for
     return float(size), seconds, ""
-
-
-def machine_used() -> float:
-    """Return the bytes in use on the machine, NaN where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return NAN
-    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return 1024.0 * (kilobytes["MemTotal"] - kilobytes["MemAvailable"])
 
 
 class Monitor:
@@ -171,7 +162,9 @@ class Monitor:
                 self._utilisation = 100 * max(share, 0.0)  # a child that ended takes its seconds along
                 self._last, self._seconds = now, seconds
             at = now - self._start
-            rows = [(at, "cpu", NAN, NAN, machine_used(), host, self._utilisation, NAN, NAN, "", text)]
+            used = host_memory() - free_memory()
+            used = used if math.isfinite(used) else NAN
+            rows = [(at, "cpu", NAN, NAN, used, host, self._utilisation, NAN, NAN, "", text)]
             rows += [self._device_row(at, i, handle, host) for i, handle in enumerate(self._handles)]
             self._samples.append(rows)
             if len(self._samples) > LIMIT:

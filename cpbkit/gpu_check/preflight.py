@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.chips import Chip
@@ -108,64 +108,66 @@ def predict_memory(step: Step) -> dict[str, int]:
 
 @contextlib.contextmanager
 def recurrences_as_leaves(census: Census, chip: Chip) -> Iterator[None]:
-    """Let nn.LSTM, nn.GRU and nn.RNN compute nothing and count as the oracle says the chip would run them.
+    """Let nn.LSTM, nn.GRU and nn.RNN count as the oracle says the chip would run them; their gradients are zeros.
 
-    Off the GPU they decompose into thousands of calls that a GPU never sees. Their outputs are zeros, so use it
-    for counting alone. A PackedSequence is left as it is.
+    Off the GPU they decompose into thousands of calls that a GPU never sees. A PackedSequence is left as it is.
     """
+
+    def as_leaf(original):
+        def forward(module, x, state=None):
+            if not isinstance(x, Tensor):
+                return original(module, x, state)
+            with census.pause(), torch.no_grad():
+                made, shape = tree_flatten(original(module, x, state))
+            r = _describe(module, x)
+            census.recurrences.append(r)
+            return tree_unflatten(_Leaf.apply(census, r, chip, made, x, *module.parameters()), shape)
+
+        return forward
+
     originals = {kind: kind.forward for kind in (nn.LSTM, nn.GRU, nn.RNN)}
-
-    def forward(module, x, state=None):
-        if not isinstance(x, torch.Tensor):
-            return originals[type(module)](module, x, state)
-        y = x if x.dim() == 3 else x.unsqueeze(0)
-        batch, length = (y.shape[0], y.shape[1]) if module.batch_first else (y.shape[1], y.shape[0])
-        ways, hidden = 1 + module.bidirectional, module.hidden_size
-        mode = module.mode.lower().removeprefix("rnn_")
-        r = Recurrence(mode, hidden, module.input_size, module.num_layers, module.bidirectional,
-                       str(x.dtype).removeprefix("torch."), False, module.proj_size, batch, length)  # fmt: skip
-        census.recurrences.append(r)
-        carried = (ways * module.num_layers, batch, module.proj_size or hidden)
-        shapes = [(*y.shape[:2], ways * (module.proj_size or hidden)), carried]
-        if mode == "lstm":
-            shapes.append((*carried[:2], hidden))
-        out, *states = _Leaf.apply(census, r, _predict_path(r, chip), shapes, y, *module.parameters())
-        if x.dim() == 2:
-            out, states = out.squeeze(0), [s.squeeze(1) for s in states]
-        return out, (tuple(states) if mode == "lstm" else states[0])
-
     try:
-        for kind in originals:
-            kind.forward = forward
+        for kind, original in originals.items():
+            kind.forward = as_leaf(original)
         yield
     finally:
         for kind, original in originals.items():
             kind.forward = original
 
 
+def _describe(module: nn.RNNBase, x: Tensor) -> Recurrence:
+    if x.dim() == 2:
+        batch, length = 1, len(x)
+    else:
+        batch, length = x.shape[:2] if module.batch_first else x.shape[1::-1]
+    return Recurrence(
+        module.mode.lower().removeprefix("rnn_"), module.hidden_size, module.input_size, module.num_layers,
+        module.bidirectional, str(x.dtype).removeprefix("torch."), False, module.proj_size, batch, length,
+    )  # fmt: skip
+
+
 class _Leaf(torch.autograd.Function):
-    """A recurrent layer that computes nothing: shapes only, its launches and FLOP from the oracle."""
+    """A recurrent layer that was computed uncounted: its launches and FLOP come from the oracle."""
 
     @staticmethod
-    def forward(ctx, census: Census, recurrence: Recurrence, path: Path, shapes, *tensors):
-        ctx.census, ctx.recurrence, ctx.path, ctx.tensors = census, recurrence, path, tensors
-        _count_leaf(census, recurrence, path, 1)
-        with census.pause():
-            return tuple(tensors[0].new_zeros(shape) for shape in shapes)
+    def forward(ctx, census: Census, recurrence: Recurrence, chip: Chip, made: list[Tensor], *tensors):
+        ctx.census, ctx.recurrence, ctx.chip, ctx.tensors = census, recurrence, chip, tensors
+        _count_leaf(census, recurrence, chip, 1)
+        return tuple(made)
 
     @staticmethod
     def backward(ctx, *gradients):
-        _count_leaf(ctx.census, ctx.recurrence, ctx.path, 2)
+        _count_leaf(ctx.census, ctx.recurrence, ctx.chip, 2)
         with ctx.census.pause():
             return (None, None, None, None, *(torch.zeros_like(t) for t in ctx.tensors))
 
 
-def _count_leaf(census: Census, r: Recurrence, path: Path, sweeps: int) -> None:
+def _count_leaf(census: Census, r: Recurrence, chip: Chip, sweeps: int) -> None:
     gates, ways = {"lstm": 4, "gru": 3}.get(r.mode, 1), 1 + r.bidirectional
     weights = sum(gates * r.hidden * ((r.inputs if i == 0 else ways * r.hidden) + r.hidden) for i in range(r.layers))
     flop = 2 * weights * ways * r.batch * r.length * sweeps
     size = 4 * (weights * ways + r.batch * r.length * (r.inputs + r.hidden * gates * ways * r.layers))
-    census.add(max(1, count_kernels(r, path) // 2), flop, size)
+    census.add(max(1, count_kernels(r, _predict_path(r, chip)) // 2), flop, size)
 
 
 def _predict_path(r: Recurrence, chip: Chip) -> Path:

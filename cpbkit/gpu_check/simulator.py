@@ -83,7 +83,7 @@ class Machine(HostClock):
     def plug(self, seconds: float) -> None:
         self.device = max(self.device, self.host + LATENCY) + seconds * 1e6
 
-    def count(self, step: Step, batch) -> Census:
+    def count(self, train, optimizer) -> Census:
         """Return what a census would have counted."""
         census, launches = Census(), self.workload.launches
         census.kernels = len(launches)

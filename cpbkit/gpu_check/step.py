@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from cpbkit.errors import CpbkitError
-from cpbkit.gpu_check.census import Census
+from cpbkit.gpu_check.census import Census, take_census
 from cpbkit.gpu_check.chips import find_chip
 from cpbkit.gpu_check.diagnosis import NAN, Numbers
 from cpbkit.gpu_check.guard import preserved
@@ -24,7 +24,6 @@ from cpbkit.gpu_check.trace import read_trace
 
 BLOCKS = 7  # of steps of each kind, interleaved
 LEAST_STEPS = 10  # a block on a device, where a queue must fill
-COUNTED = 12  # steps under the census
 AHEAD = 3  # batches a worker may have ready: PyTorch's prefetch_factor, and one in hand
 KERNEL_GAP = 1e-3  # ms between two kernels, which the union of their intervals leaves out
 GATES = 40  # sigmoids and tanhs a step that betray a recurrence written out
@@ -121,7 +120,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
     with phase("warm-up"):
         each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
     with phase("counting"):
-        census = count(step, batch)
+        census = count(lambda: step.train(batch), step.optimizer)
     runs = {"cached": lambda: step.train(batch)}
     if step.batches:
         runs["loop"] = lambda: step.train(next(batches))
@@ -277,17 +276,3 @@ def phase(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StepFailed(f"the step failed in the phase {name!r}: {type(error).__name__}: {error}") from error
-
-
-def take_census(step: Step, batch) -> Census:
-    """Count the calls of one step, after some over which the growth of live memory is seen."""
-    with Census() as living:
-        for _ in range(COUNTED):
-            step.train(batch)
-            living.end_step()
-            if living.kernels > 20_000:
-                break  # thousands of calls a step: few steps say enough, and more take long
-    with Census() as census, census.watching(step.optimizer):
-        step.train(batch)
-    census.live = living.live
-    return census
