@@ -96,11 +96,8 @@ def judge(
     losses = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in floors.items()}
     rms = {name: math.sqrt(loss.mean()) for name, loss in losses.items()}
     best = min(rms, key=rms.get)
-    skill, low, high, statistic, p, untested = _compare(
-        np.mean((truth - forecast) ** 2, axis=(1, 2)), losses[best], horizon
-    )
-    signs = metrics.direction(truth[:, -1, direction_of], forecast[:, -1, direction_of], overlap=horizon)
-    share, share_low, share_high = signs or (None, None, None)
+    compared, untested = _compare(np.mean((truth - forecast) ** 2, axis=(1, 2)), losses[best], horizon)
+    signs = metrics.direction(truth[:, -1, direction_of], forecast[:, -1, direction_of], overlap=horizon) or ()
     moved = truth.var(axis=0).mean()
     return Judgement(
         windows=windows,
@@ -112,35 +109,30 @@ def judge(
         best_floor=best,
         floor_rmse_by_horizon=tuple((metrics.rmse(truth, floors[best], axis=(0, 2)) * unit_scale).tolist()),
         floors={name: value * unit_scale for name, value in rms.items()},
-        skill=skill,
-        skill_low=low,
-        skill_high=high,
-        statistic=statistic,
-        p=p,
+        **compared,
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
         mase=metrics.mase(truth, forecast, scale) if scale is not None and (scale > 0).all() else None,
-        direction=share,
-        direction_low=share_low,
-        direction_high=share_high,
-        notes=(*notes, *untested),
+        **dict(zip(("direction", "direction_low", "direction_high"), signs, strict=False)),
+        notes=notes + untested,
         **(_level_errors(truth, forecast, anchors, unit) if anchors is not None else {}),
     )
 
 
-def _compare(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> tuple:
-    """Return skill, its interval, the Diebold-Mariano statistic and p, and what could not be tested; losses (N,)."""
-    count = len(loss)
+def _compare(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return skill, its interval and the Diebold-Mariano test by name, and what could not be tested; losses (N,)."""
+    names, count = ("skill", "skill_low", "skill_high", "statistic", "p"), len(loss)
     if not floor_loss.any():  # a floor without error leaves nothing to win
-        skill = 0.0 if not loss.any() else WORST_SKILL
-        return skill, skill, skill, *((0.0, 1.0) if skill == 0 else (99.0, 0.0)), ("the best floor makes no error",)
+        values = (WORST_SKILL, WORST_SKILL, WORST_SKILL, 99.0, 0.0) if loss.any() else (0.0, 0.0, 0.0, 0.0, 1.0)
+        return dict(zip(names, values, strict=True)), ("the best floor makes no error",)
     skill = max(WORST_SKILL, 1 - math.sqrt(loss.mean() / floor_loss.mean()))
     if count < 2 * horizon:
-        return skill, WORST_SKILL, 1.0, 0.0, 1.0, (f"{count} windows are too few to test {horizon} bars ahead",)
+        note = f"{count} windows are too few to test {horizon} bars ahead"
+        return dict(zip(names, (skill, WORST_SKILL, 1.0, 0.0, 1.0), strict=True)), (note,)
     # Windows share bars up to the horizon; beyond it calm and wild times still follow each other.
     block = min(count // 2, max(horizon, math.ceil(1.75 * count ** (1 / 3))))
-    low, high = metrics.block_bootstrap(loss, floor_loss, block)
+    low, high = (max(WORST_SKILL, end) for end in metrics.block_bootstrap(loss, floor_loss, block))
     statistic, p = metrics.diebold_mariano(loss, floor_loss, horizon)
-    return skill, max(WORST_SKILL, low), max(WORST_SKILL, high), float(np.clip(statistic, -99, 99)), p, ()
+    return dict(zip(names, (skill, low, high, float(np.clip(statistic, -99, 99)), p), strict=True)), ()
 
 
 def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
@@ -251,6 +243,7 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "skill %": _percent(j.skill),
                     "low %": _percent(j.skill_low),
                     "high %": _percent(j.skill_high),
+                    "Diebold-Mariano": j.statistic,
                     "p": found[series].p,
                     "best floor": j.best_floor,
                     "rmse": j.rmse,
@@ -271,6 +264,17 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
+
+
+def skill_by_horizon(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
+    """Return the skill against the best floor in percent, a row a series and head, a column a bar ahead."""
+    rows = {}
+    for head, group in by_head.items():
+        for series, j in group.items():
+            with np.errstate(divide="ignore", invalid="ignore"):  # a floor may make no error
+                skill = metrics.skill(np.array(j.rmse_by_horizon), np.array(j.floor_rmse_by_horizon))
+            rows[series, head] = dict(enumerate(100 * skill, start=1))
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def seed_spread(runs: Iterable[Mapping[str, Mapping[str, Judgement]]]) -> pd.DataFrame:

@@ -260,6 +260,16 @@ def test_a_ledger_gives_judgements_and_a_table():
     assert evaluate.verdict_table({}).empty
 
 
+def test_skill_by_horizon_is_of_each_bar_ahead():
+    truth, forecast, floors = example(horizon=3)
+    forecast[:, 1:] = 0  # what persistence says
+    by_head = {"price": {"A": evaluate.judge(truth, forecast, {"persistence": floors["persistence"]}, "bp")}}
+    table = evaluate.skill_by_horizon(by_head)
+    first = 1 - np.sqrt(np.mean((truth - forecast)[:, 0] ** 2) / np.mean(truth[:, 0] ** 2))
+    assert table.columns.tolist() == [1, 2, 3] and first > 0
+    assert table.loc[("A", "price")].tolist() == pytest.approx([100 * first, 0, 0])
+
+
 def test_the_spread_over_seeds_counts_skills_and_words():
     good, tie, bad = some(0.02, 0.01, 0.03, 0.001), some(0.01, -0.01, 0.03, 0.5), some(-0.03, -0.04, -0.02, 0.001)
     runs = [
