@@ -57,51 +57,63 @@ def find_not_finite(net: nn.Module, row: int, x: Tensor, last: Tensor, y: Tensor
 
 def check_results(results: Iterable[dict]) -> list[Check]:
     """Examine each line of a ledger: are its targets and first loss of the right order, has it learned anything?"""
-    return [check for line in results for check in _check(line)]
+    return [Check(line["series"], *found) for line in results for found in _check(line)]
 
 
-def _check(line: dict) -> Iterable[Check]:
-    name = line["series"]
+def _check(line: dict) -> Iterable[tuple[str, str, str]]:
+    """Yield the check, its verdict and the evidence."""
     if line["status"] == "failed":
-        yield Check(name, "data", "SICK", line["reason"])
+        yield "data", "SICK", line["reason"]
         return
-    curve, floors = line["curve"], {kind: line[kind] for kind in ("persistence", "mean") if kind in line}
-    train, validation, norms, clipped = (
-        [value for value in curve[which] if value is not None]
-        for which in ("train", "validation", "gradient_norm", "clipped")
-    )
     if line["status"] == "sick":
-        yield Check(name, "finite", "SICK", line["reason"])
+        yield "finite", "SICK", line["reason"]
     else:
-        yield Check(name, "finite", "OK", f"every loss of {line['epochs']} epochs")
+        yield "finite", "OK", f"every loss of {line['epochs']} epochs"
     if "could not be captured" in line.get("mode", ""):
-        yield Check(name, "step", "NOTE", line["mode"])
-    size = math.sqrt(floors["persistence"]["train"])
+        yield "step", "NOTE", line["mode"]
+    size = math.sqrt(line["persistence"]["train"])
     verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
     why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
-    yield Check(name, "target scale", verdict, f"scaled targets are {size:.3g} on average{why}")
-    if not train:
-        return
+    yield "target scale", verdict, f"scaled targets are {size:.3g} on average{why}"
+    curve = {name: [value for value in values if value is not None] for name, values in line["curve"].items()}
+    if curve["train"]:
+        spreads = {head: judged["spread"] for head, judged in line["test"].items()}
+        yield from _check_losses(curve, {kind: line[kind] for kind in ("persistence", "mean") if kind in line})
+        yield from _check_gradient(curve, spreads)
+        yield from _check_outputs(spreads)
+
+
+def _check_losses(curve: dict[str, list], floors: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
+    train, validation = curve["train"], curve["validation"]
     beside = ", ".join(f"{kind} {losses['train']:.3g}" for kind, losses in floors.items())
-    verdict = "OK" if train[0] < FIRST_LOSS * max(losses["train"] for losses in floors.values()) else "SICK"
-    yield Check(name, "first loss", verdict, f"{train[0]:.3g} in the first epoch; {beside}")
-    fall = min(train) / train[0]
-    verdict = "OK" if fall < STUCK else "NOTE"
-    yield Check(name, "learns", verdict, f"train loss {train[0]:.4g} to {min(train):.4g}")
+    usual = train[0] < FIRST_LOSS * max(losses["train"] for losses in floors.values())
+    yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
+    falls = min(train) < STUCK * train[0]
+    yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
     if validation:
-        least, kind = min((losses["validation"], kind) for kind, losses in floors.items())
-        verdict = "OK" if min(validation) < least else "NOTE"
-        yield Check(name, "holds", verdict, f"best validation loss {min(validation):.4g}, that of {kind} {least:.4g}")
-    spreads = {head: judged["spread"] for head, judged in line["test"].items()}
-    if norms and clipped:
-        share, text = sum(clipped) / len(clipped), f"norm before clipping {norms[0]:.3g} to {norms[-1]:.3g}"
-        verdict, text = "OK" if share < CLIPPED else "NOTE", f"{text}, {share:.0%} of steps clipped"
-        if not max(norms):
-            solved = any(spread > DEAD for spread in spreads.values())
-            verdict, text = ("OK", "solved, not trained") if solved else ("SICK", "no gradient reaches the weights")
-        yield Check(name, "gradient", verdict, text)
+        best, (least, kind) = min(validation), min((losses["validation"], kind) for kind, losses in floors.items())
+        verdict = "OK" if best < least else "NOTE"
+        yield "holds", verdict, f"best validation loss {best:.4g}, that of {kind} {least:.4g}"
+
+
+def _check_gradient(curve: dict[str, list], spreads: dict[str, float]) -> Iterable[tuple[str, str, str]]:
+    norms, clipped = curve["gradient_norm"], curve["clipped"]
+    if not (norms and clipped):
+        return
+    if max(norms):
+        share = sum(clipped) / len(clipped)
+        text = f"norm before clipping {norms[0]:.3g} to {norms[-1]:.3g}, {share:.0%} of steps clipped"
+        yield "gradient", "OK" if share < CLIPPED else "NOTE", text
+    elif any(spread > DEAD for spread in spreads.values()):
+        yield "gradient", "OK", "solved, not trained"
+    else:
+        yield "gradient", "SICK", "no gradient reaches the weights"
+
+
+def _check_outputs(spreads: dict[str, float]) -> Iterable[tuple[str, str, str]]:
     for head, spread in spreads.items():
-        verdict, text = "OK", f"forecasts of {head} vary {spread:.2%} as much as the truth"
-        if spread <= COLLAPSED:
-            verdict, text = ("NOTE", text) if spread > DEAD else ("SICK", f"every forecast of {head} is the same")
-        yield Check(name, f"output {head}", verdict, text)
+        if spread <= DEAD:
+            yield f"output {head}", "SICK", f"every forecast of {head} is the same"
+        else:
+            verdict = "OK" if spread > COLLAPSED else "NOTE"
+            yield f"output {head}", verdict, f"forecasts of {head} vary {spread:.2%} as much as the truth"
