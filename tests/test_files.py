@@ -77,6 +77,9 @@ SPELLINGS = {
     "archive us": text(None, archive_rows(1_000_000)),
     "day first": text(["date", *COLUMNS], rows_with(dutch)),
     "month first": text(["date", *COLUMNS], rows_with(american)),
+    "quotes and fractions": text(
+        ["Gmt time", *COLUMNS], [(f'"{t}.000"', *v) for t, *v in rows_with(FRAME.index.strftime("%d.%m.%Y %H:%M:%S"))]
+    ),
     "packed": text(["date", *COLUMNS], rows_with(FRAME.index.strftime("%Y%m%d%H%M%S"))),
     "banner": text(
         ["unix", "date", "symbol", *COLUMNS[:4], "Volume BTC", "Volume USDT", "tradecount"],
@@ -278,7 +281,7 @@ def test_a_table_has_its_times_sorted_and_its_columns_chosen(tmp_path):
     got = table(tmp_path, LOAD)
     assert list(got.columns) == ["HUFL", "OT"] and got["OT"].tolist() == [30.5, 27.0]
     assert got.index.name == "date" and got.index[0] == pd.Timestamp("2016-07-01", tz="UTC")
-    got = table(tmp_path, LOAD, time="date", features=["OT"], targets=["HUFL", "OT"])
+    got = table(tmp_path, LOAD, time="date", columns=["OT", "HUFL", "OT"])
     assert list(got.columns) == ["OT", "HUFL"] and set(got.dtypes) == {np.dtype(float)}
 
 
@@ -299,6 +302,11 @@ def test_times_are_found_by_name_or_by_look(tmp_path, column):
     assert got.index.name == column and list(got.columns) == ["load"]
 
 
+def test_commas_inside_quotes_are_no_columns(tmp_path):
+    with pytest.raises(DataError, match=r"load must hold numbers; row 1 has '1,000\.5'"):
+        table(tmp_path, 'time,load\n2025-01-01,"1,000.5"\n2025-01-02,"1,001.5"\n', columns=["load"])
+
+
 def test_seconds_since_1970_are_times_by_name_only(tmp_path):
     content = "{},x\n1600000000,1\n1600000060,2\n"
     assert table(tmp_path, content.format("timestamp")).index[1] == pd.Timestamp("2020-09-13 12:27:40", tz="UTC")
@@ -309,8 +317,8 @@ def test_seconds_since_1970_are_times_by_name_only(tmp_path):
     "content, arguments, error, message",
     [
         (LOAD, {"time": "day"}, UnknownName, "time column must be a known name; got 'day'"),
-        (LOAD, {"features": ["HUFI"]}, UnknownName, r"'HUFI' \(nearest: HUFL"),
-        (LOAD, {"features": ["site"]}, DataError, "site must hold numbers; row 1 has 'a'"),
+        (LOAD, {"columns": ["HUFI"]}, UnknownName, r"'HUFI' \(nearest: HUFL"),
+        (LOAD, {"columns": ["site"]}, DataError, "site must hold numbers; row 1 has 'a'"),
         (LOAD.replace("27", "inf"), {}, DataError, "OT must hold numbers; row 1 has 'inf'"),
         (LOAD.replace("01:00", "00:00"), {}, DataError, "one row a time; got 1 more, the first at 2016-07-01"),
         ("name,site\na,b\nc,d\n", {}, DataError, "needs at least one column of numbers; got name, site"),

@@ -53,7 +53,8 @@ def fetch(allow_gaps, as_json, **given):
         except Incomplete as error:
             klines, failure = error.klines, error
     passports = [each.passport for each in klines.values()]
-    show([p.to_dict() for p in passports], as_json, lambda: _passport_text(passports, passport_table))
+    if passports or as_json:
+        show([p.to_dict() for p in passports], as_json, lambda: _passport_text(passports, passport_table(passports)))
     if failure:
         raise failure
     if (missing := sum(p.unexplained for p in passports)) > allow_gaps:
@@ -63,17 +64,23 @@ def fetch(allow_gaps, as_json, **given):
         )
 
 
-def _passport_text(passports, passport_table) -> str:
-    table = passport_table(passports).drop(columns=["source", "notes"])
-    notes = [f"{p.series}: {' '.join(p.notes)}" for p in passports if p.notes]
-    gaps = [
-        f"{p.series}: {gap.start} to {gap.end}, {gap.bars} bars: {gap.name or 'not explained'}"
-        for p in passports
-        for gap in p.gaps
-    ]
-    return "\n".join(
-        [table.to_string(), *(["", "Gaps (UTC)", *gaps] if gaps else []), *(["", *notes] if notes else [])]
-    )
+def _passport_text(passports, table) -> str:
+    """Show what there is: the columns that say something, each gap once with its series, the notes."""
+    core = ["first", "last", "expected", "got", "missing"]
+    counts = ["unexplained", "zero_volume", "flat", "dropped", "jumps", "disagreements"]
+    blocks = [table[core + [name for name in counts if table[name].any()]].rename_axis(None).to_string()]
+    gaps: dict = {}
+    for passport in passports:
+        for gap in passport.gaps:
+            gaps.setdefault(gap, []).append(passport.series)
+    lines = []
+    for gap, series in gaps.items():
+        who = ", ".join(series[:3]) + (f" and {len(series) - 3} more" if len(series) > 3 else "")
+        when = gap.start if gap.bars == 1 else f"{gap.start} to {gap.end} ({gap.bars} bars)"
+        lines.append(f"{when}, {gap.name or 'not explained'}: {who}")
+    blocks += ["\n".join(["Gaps (UTC bar starts)", *lines])] if lines else []
+    blocks += [f"{passport.series}: {' '.join(passport.notes)}" for passport in passports if passport.notes]
+    return "\n\n".join(blocks)
 
 
 @click.group(cls=Commands)
@@ -98,12 +105,13 @@ def _cache_command(name: str, text: str):
 
 def _entries_text(folder, entries: list[dict]) -> str:
     lines = [
-        f"{e['market']:4} {e['series']:14} {e['first']} to {e['last']}  {e['bars']:>9,} bars"
-        f"  {e['bytes'] / 1e6:8.2f} MB  {e['problem']}".rstrip()
+        f"{e['market']:4} {e['series']:14} "
+        + (e["problem"] or f"{e['first']} to {e['last']}  {e['bars']:>9,} bars  {e['bytes'] / 1e6:8.2f} MB")
         for e in entries
     ]
+    damaged = sum(bool(e["problem"]) for e in entries)
     total = f"{len(entries)} series, {sum(e['bytes'] for e in entries) / 1e6:.1f} MB in {folder}"
-    return "\n".join([*lines, total])
+    return "\n".join([*lines, total + (f"; {damaged} damaged: the next fetch gets them anew" if damaged else "")])
 
 
 _cache_command("list", "List what is cached.")
@@ -155,7 +163,7 @@ def series(
     from cpbkit.data.files import read_table
     from cpbkit.series import plan_series, run_series
 
-    table = read_table(file, time, features=columns)
+    table = read_table(file, time, columns)
     tenth = len(table) // 10
     settings |= {} if epochs is None else {"epochs": epochs}
     experiment = plan_series(model, table.columns, context, horizon, scale, settings)

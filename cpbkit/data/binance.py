@@ -18,7 +18,7 @@ import pandas as pd
 
 from cpbkit.data import archive
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece
-from cpbkit.data.download import Client, Patience, Unavailable
+from cpbkit.data.download import Client, Gone, Patience, Unavailable
 from cpbkit.data.klines import DAY, EXTRAS, INTERVAL_SECONDS, SECOND, Klines, SourceFile, stamp, validate
 from cpbkit.data.order import (
     WILD,
@@ -335,7 +335,8 @@ class _Fetch:
 
 def _finish(order: Order, held: Holding, troubles: list[Exception], archive_failed: bool) -> Klines:
     """Give out the bars that were asked for with what is known about them; raise if they are not to be had."""
-    reasons = list(dict.fromkeys(map(str, troubles)))
+    gone = [error for error in troubles if isinstance(error, Gone)]  # it says why the others failed
+    reasons = list(dict.fromkeys(map(str, gone or troubles)))
     refused = [str(error) for error in troubles if isinstance(error, BadFile)]
     unknown = unasked_bars(order, held)
     inside = (held.starts >= order.first) & (held.starts < order.end)

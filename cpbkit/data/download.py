@@ -48,7 +48,11 @@ class Unavailable(SourceError):
     """A body that could not be had now, for all the patience; later it may be."""
 
 
-class Refused(Unavailable):
+class Gone(Unavailable):
+    """A host that is not asked any more."""
+
+
+class Refused(Gone):
     """A host that does not want this client; asking on makes it worse."""
 
 
@@ -67,7 +71,7 @@ class _Host:
         self.settings = settings  # proxies and certificates
         self.paused_until = 0.0  # monotonic s
         self.given_up = 0  # bodies in a row
-        self.gone: Unavailable | None = None
+        self.gone: Gone | None = None
 
 
 class Client:
@@ -122,7 +126,7 @@ class Client:
             with self._lock:
                 host.given_up += 1
                 if host.given_up >= patience.dead_after and not host.gone:
-                    host.gone = Unavailable(
+                    host.gone = Gone(
                         f"{urlsplit(url).netloc} is not to be reached: {host.given_up} files in a row failed, the last "
                         f"after {patience.tries} tries ({reason or 'its body came too slowly or was too long'})"
                     )

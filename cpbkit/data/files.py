@@ -1,6 +1,7 @@
 """A person's own files: bars in any usual spelling, and any other time series table."""
 
 import collections
+import csv
 import gzip
 import hashlib
 import io
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 # Column spellings seen in the wild, in letters and digits only. Of several times the first in this order counts.
 TIMES = tuple(
     "opentimems opentime openat candlebegintime timeperiodstart starttime unixtimestamp unix unixtime timestamp ts"
-    " datetime time date start begin index t".split()
+    " datetime gmttime time date start begin index t".split()
 )
 SPELLINGS = {
     "open": ("open", "o", "openprice", "priceopen"),
@@ -41,7 +42,7 @@ QUOTES = "USDT FDUSD USDC BUSD TUSD USD EUR TRY BTC ETH BNB".split()  # longest 
 FORMATS = tuple(
     f"{date}{clock}"
     for date in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d")
-    for clock in ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", " %I-%p")
+    for clock in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I-%p")
 )
 
 
@@ -81,16 +82,11 @@ def read_folder(folder: str | pathlib.Path, names: Iterable[str]) -> dict[str, K
     return {name: read_klines(path, name) for name, (path,) in found.items()}
 
 
-def read_table(
-    path: str | pathlib.Path,
-    time: str | None = None,
-    features: Sequence[str] | None = None,
-    targets: Sequence[str] | None = None,
-) -> pd.DataFrame:
+def read_table(path: str | pathlib.Path, time: str | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Read any time series table (CSV, Parquet, feather, JSON) as float64 columns, oldest row first.
 
     time: column of times; without it the first column that holds times, or else a plain count of rows. Without
-    a zone times are UTC. features, targets: columns to keep, in this order; without them every column of numbers.
+    a zone times are UTC. columns: those to keep, in this order; without them every column of numbers.
     Raises UnknownName for a column that is not there, DataError for text, infinities or the same time twice.
     """
     path = pathlib.Path(path)
@@ -100,22 +96,18 @@ def read_table(
         check_name("time column", time, table.columns)
     else:
         time = next((column for column in table.columns if _holds_times(table[column], path)), None)
-    chosen = list(dict.fromkeys([*(features or ()), *(targets or ())]))
-    for column in chosen:
-        check_name("column", column, table.columns)
+    chosen = [check_name("column", column, table.columns) for column in dict.fromkeys(columns or ())]
     if not chosen:
         rest = [column for column in table.columns if column != time]
         chosen = [column for column in rest if pd.api.types.is_numeric_dtype(table[column])]
-        if len(chosen) < len(rest):
-            left = ", ".join(column for column in rest if column not in chosen)
-            log.warning("%s: columns that are not numbers were left out: %s", path.name, left)
+        if left := [column for column in rest if column not in chosen]:
+            log.warning("%s: columns that are not numbers were left out: %s", path.name, ", ".join(left))
     if not chosen:
         raise DataError(f"{path.name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
     values = pd.DataFrame({column: _numbers(table[column], column, path) for column in chosen})
     if time is None:
         return values
-    values.index = _times(table[time], path).rename(time)
-    values = values.sort_index(kind="stable")
+    values = values.set_index(_times(table[time], path).rename(time)).sort_index(kind="stable")
     twice = values.index.duplicated()
     if twice.any():
         raise DataError(
@@ -179,7 +171,7 @@ def _from_text(raw: bytes) -> pd.DataFrame:
     encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     head = raw[:65536].decode(encoding, errors="replace").splitlines()[:50]
     separator = max(";\t|,", key=lambda mark: sum(mark in line for line in head[:-1] or head))
-    cells = [line.split(separator) for line in head]
+    cells = list(csv.reader(head, delimiter=separator))
     width = collections.Counter(map(len, cells)).most_common(1)[0][0] if cells else 0
     skip = next((i for i, row in enumerate(cells) if len(row) == width), 0)  # a banner has another width
     header = None if cells and all(map(_is_value, cells[skip])) else 0
@@ -196,7 +188,7 @@ def _from_text(raw: bytes) -> pd.DataFrame:
 
 
 def _is_value(cell: str) -> bool:
-    cell = cell.strip().strip('"')
+    cell = cell.strip()
     try:
         float(cell or "nan")
         return True

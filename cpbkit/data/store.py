@@ -350,23 +350,24 @@ def _read(path: Path) -> Holding:
 
 
 def _entry(path: Path, *, whole: bool) -> Entry:
-    market, series = path.parent.name, path.stem
+    found = Entry(str(path), path.parent.name, path.stem)
     try:
-        size = path.stat().st_size
         if whole:
-            held = _read(path)
-            about = {"records": [asdict(record) for record in held.records.values()]}
-            starts, bars = held.starts, len(held.starts)
-        else:
-            with pq.ParquetFile(path) as file:
-                about = json.loads(file.schema_arrow.metadata[b"cpbkit"])
-                starts = file.read(["open_time"])["open_time"].cast(pa.int64()).to_numpy()
-                bars = file.metadata.num_rows
+            _read(path)
+        with pq.ParquetFile(path) as file:
+            records = json.loads(file.schema_arrow.metadata[b"cpbkit"])["records"]
+            starts = file.read(["open_time"])["open_time"].cast(pa.int64()).to_numpy()
+        return replace(
+            found,
+            first=stamp(starts[0]) if len(starts) else "",
+            last=stamp(starts[-1]) if len(starts) else "",
+            bars=len(starts),
+            files=len(records),
+            bytes=path.stat().st_size,
+            fetched_at=max((record["fetched_at"] for record in records), default=""),
+        )
     except (DataError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        return Entry(str(path), market, series, problem=str(error)[:300] or type(error).__name__)
-    first, last = (stamp(starts[0]), stamp(starts[-1])) if bars else ("", "")
-    newest = max((record["fetched_at"] for record in about["records"]), default="")
-    return Entry(str(path), market, series, first, last, bars, len(about["records"]), size, newest)
+        return replace(found, problem=str(error)[:300] or type(error).__name__)
 
 
 def _cannot_write(folder: Path, error: OSError) -> CacheError:
