@@ -1,5 +1,7 @@
 """Counting calls, FLOP and what stays alive; and the oracle of the recurrent paths."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -159,6 +161,17 @@ def test_waits_are_predicted_on_meta_tensors():
     x = torch.zeros(10, device="meta")
     found = preflight(Step(lambda _: x.sum().item(), device="cpu"), CHIPS["T4"])
     assert found.numbers.waits == 1 and found.numbers.loop == found.numbers.host + found.numbers.device
+
+
+def test_a_step_replayed_as_a_graph_is_no_matter_of_the_host_but_of_latency():
+    step = dataclasses.replace(make_toy("cpu", WrittenLSTM(8, 16), 16), graph=True)
+    found = preflight(step, CHIPS["T4"])
+    assert found.diagnosis.verdict == "DEVICE_LATENCY_BOUND" and found.numbers.host == pytest.approx(CALL * 1e-3)
+    # Every kernel is as short as a kernel can be: twice the samples take no longer.
+    assert found.numbers.doubling == pytest.approx(1, abs=0.02)
+    assert "as one CUDA graph" in found.lines()[1]
+    waiting = preflight(dataclasses.replace(make_toy("cpu", after=torch.Tensor.item), graph=True), CHIPS["T4"])
+    assert not waiting.graph, "a step that waits cannot be captured"
 
 
 def test_a_slower_chip_is_predicted_slower():

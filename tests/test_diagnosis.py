@@ -17,6 +17,7 @@ from cpbkit.gpu_check.simulator import (
     cure,
     examine,
     find_truth,
+    run_calls,
     run_loop,
     score_verdicts,
 )
@@ -176,12 +177,13 @@ def test_nothing_is_advised_where_nothing_can_run():
 
 def test_a_step_in_one_product_is_the_step_launch_by_launch():
     workload = Workload((Launch(5, 20), Launch(30, 3, waits=True), Launch(4, 50)), python=7, copy=11)
-    fast, slow = Machine(workload), Machine(workload)
-    slow.events = []  # recording: the slow way
+    machine, host, device = Machine(workload), 0.0, 0.0
     for _ in range(4):
-        fast.train(next(fast.batches()))
-        slow.train(next(slow.batches()))
-        assert (fast.host, fast.device) == pytest.approx((slow.host, slow.device))
+        machine.train(next(machine.batches()))
+        host, device, waited = run_calls(machine.calls[False], host, device)
+        assert (machine.host, machine.device) == pytest.approx((host, device))
+    # From a wait on: the last kernel ends after 60, then copy and two kernels with a gap each; the host comes at 54.
+    assert waited == pytest.approx(60 + (1.2 + 11) + (1.2 + 20) + (1.2 + 3) - 54 + 12)
 
 
 def test_simulated_loops_by_hand():

@@ -16,6 +16,10 @@ class Chip:
     link: float  # bytes a second from the host, one way
     source: str  # the maker's document
 
+    def peak(self, precision: str) -> float:
+        """Return the FLOP a second in a precision, named as torch does."""
+        return self.float16 if precision in ("float16", "bfloat16") else self.float32
+
 
 CHIPS = {
     "T4": Chip("T4", (7, 5), 40, 320e9, 8.1e12, 65e12, 16e9, "NVIDIA T4 data sheet"),

@@ -112,11 +112,12 @@ def _training_step(experiment: Experiment, series: int, place: str) -> Step:
         name=experiment.preset,
         device=place,
         samples=experiment.training.batch * series,
+        graph=True,
         stacked=lambda count: _training_step(experiment, count, place),
         resized=lambda samples: _training_step(vary(experiment, batch=max(1, samples // series)), series, place),
     )
     if hasattr(stack.net, "solve"):  # a closed form: one step takes every window, and there is no batch
-        return replace(step, samples=sum(map(len, windows.origins["train"])), resized=None)
+        return replace(step, samples=sum(map(len, windows.origins["train"])), graph=False, resized=None)
     return step
 
 
@@ -137,7 +138,8 @@ def render(examination: Examination) -> str:
         beside = (*e.diagnosis.beside, *e.measured.problems)
         lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
     lines += ["", *e.predicted.lines()] if e.predicted else []
-    return "\n".join([*lines, "", "How far to trust this machine's verdicts: cpbkit doctor --inject"])
+    lines += [] if e.failure else ["", "How far to trust this machine's verdicts: cpbkit doctor --inject"]
+    return "\n".join(lines)
 
 
 def _render_diagnosis(e: Examination) -> list[str]:
@@ -153,7 +155,7 @@ def _render_diagnosis(e: Examination) -> list[str]:
 
 
 def _render_numbers(n: Numbers) -> str:
-    loop = f"whole loop W {n.loop:.3g} ms   cached batch N {n.cached:.3g}"
+    loop = f"whole loop W {n.loop:.3g} ms" + (f"   cached batch N {n.cached:.3g}" if n.loader else "")
     if n.serial:
         return f"{loop}   starting operators H {n.host:.3g}   computing D {n.device:.3g}"
     return f"{loop}   host enqueue H {n.host:.3g}   device D {n.device:.3g}"

@@ -28,14 +28,17 @@ class Prediction:
     numbers: Numbers
     diagnosis: Diagnosis
     flop: int  # a step
-    size: int  # bytes read and written a step
+    graph: bool  # the whole step is one launch
 
     def lines(self) -> list[str]:
         """Return sentences for a person."""
         n, d = self.numbers, self.diagnosis
+        calls = f"{n.kernels:,.0f} launches take the host about {n.host:.3g} ms ({CALL:.0f} µs each)"
+        if self.graph:
+            calls = f"{n.kernels:,.0f} kernels are launched as one CUDA graph, which costs the host next to nothing"
         return [
             f"predicted for the {self.chip.name}, not measured: {d.verdict} {d.reason}".rstrip(),
-            f"  {n.kernels:,.0f} launches take the host about {n.host:.3g} ms ({CALL:.0f} µs each)",
+            f"  {calls}",
             f"  the device needs about {n.device:.3g} ms; at its peak the arithmetic alone is {n.arithmetic:.2g} ms",
             f"  {n.waits:.0f} waits a step{': ' + ', '.join(n.wait_lines) if n.wait_lines else ''}",
         ]
@@ -53,12 +56,19 @@ def preflight(step: Step, chip: Chip) -> Prediction:
             step.train(batch)
         with census:
             step.train(batch)
-    seconds = (max(flop / chip.float32, size / chip.bandwidth, LEAST_KERNEL * 1e-6) for flop, size in census.costs)
+
+    def kernels(times: float) -> float:
+        """Return the ms of all kernels on so many times the samples."""
+        peaks = (max(flop / chip.peak(census.precision), size / chip.bandwidth) for flop, size in census.costs)
+        return sum(max(times * peak * 1e3, LEAST_KERNEL * 1e-3) + GAP * 1e-3 for peak in peaks)
+
     on_host = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and not t.is_cuda]
     copy = sum(t.nbytes for t in on_host) / chip.link * 1e3
-    host, device = census.kernels * CALL * 1e-3, sum(seconds) * 1e3 + len(census.costs) * GAP * 1e-3 + copy
+    graph = step.graph and not census.waits
+    host = (1 if graph else census.kernels) * CALL * 1e-3
+    device = kernels(1) + copy
     cached = host + device if census.waits else max(host, device)
-    flop, size = (sum(column) for column in zip(*census.costs, strict=True)) if census.costs else (0, 0)
+    flop = sum(flop for flop, _ in census.costs)
     path = _predict_path(census.recurrences[-1], chip) if census.recurrences else None
     numbers = Numbers(
         loop=cached,
@@ -68,13 +78,14 @@ def preflight(step: Step, chip: Chip) -> Prediction:
         copy=copy,
         kernels=census.kernels,
         waits=len(census.waits),
-        arithmetic=flop / chip.float32 * 1e3,
+        doubling=kernels(2) / max(kernels(1), 1e-6),
+        arithmetic=flop / chip.peak(census.precision) * 1e3,
         rnn=path.name if path else "cells" if census.gates >= GATES else "",
         precision=census.precision,
         capability=chip.capability,
         wait_lines=tuple(dict.fromkeys(census.waits)),
     )
-    return Prediction(chip, numbers, decide(numbers), flop, size)
+    return Prediction(chip, numbers, decide(numbers), flop, graph)
 
 
 def predict_memory(step: Step) -> dict[str, int]:

@@ -15,7 +15,7 @@ from torch import nn
 from cpbkit.gpu_check.chips import find_chip
 from cpbkit.gpu_check.diagnosis import NAN
 from cpbkit.gpu_check.rnn_path import Recurrence, predict_path, read_path
-from cpbkit.gpu_check.trace import read_trace
+from cpbkit.gpu_check.trace import Trace, read_trace
 
 QUEUE = 700  # launches that surely fit into the driver's queue, which holds about 1000
 LONGEST_PLUG = 0.2  # s
@@ -82,8 +82,8 @@ class CudaClock(HostClock):
         """Occupy the device."""
         self._sleep(int(seconds * self._rate))
 
-    def trace(self, step: Callable[[], object]) -> list[dict]:
-        """Profile some steps; return the events in kineto's schema."""
+    def trace(self, step: Callable[[], object]) -> Trace:
+        """Profile some steps; raises ValueError where no kernel was recorded."""
         from torch.profiler import ProfilerActivity, profile, schedule
 
         plan = schedule(wait=1, warmup=2, active=TRACED, repeat=1)
@@ -96,7 +96,7 @@ class CudaClock(HostClock):
             path = os.path.join(folder, "trace.json")
             profiler.export_chrome_trace(path)
             with open(path, encoding="utf-8") as file:
-                return json.load(file)["traceEvents"]
+                return read_trace(json.load(file)["traceEvents"])
 
 
 def make_clock(device: str) -> HostClock:
@@ -226,7 +226,10 @@ def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
 
 
 def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
-    """Time forward and backward of a layer; on a GPU hold the predicted path against the kernels that ran."""
+    """Time forward and backward of a layer; on a GPU hold the predicted path against the kernels that ran.
+
+    Without a GPU the prediction is for a T4.
+    """
     kind, dtype = {"lstm": nn.LSTM, "gru": nn.GRU}[r.mode], getattr(torch, r.dtype)
     layer = kind(r.inputs, r.hidden, r.layers, batch_first=True, bidirectional=r.bidirectional).to(device, dtype)
     x = torch.randn(r.batch, r.length, r.inputs, device=device, dtype=dtype)
@@ -239,11 +242,12 @@ def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
     step()
     row = {"hidden": r.hidden, "ms": find_middle([time_block(clock, step) for _ in range(repeats)])[0] * 1e3}
     if clock.serial:
-        return row | {"predicted": f"{predict_path(r).name} on a T4", "ran": "", "kernels": NAN}
+        return row | {"chip": "T4", "predicted": predict_path(r).name, "ran": "", "kernels": NAN}
+    row["chip"] = torch.cuda.get_device_name(device)
     p, flags = torch.cuda.get_device_properties(device), torch.backends.cudnn
     path = predict_path(r, (p.major, p.minor), p.multi_processor_count, flags.version(), flags.enabled)
     try:
-        trace = read_trace(clock.trace(step))
+        trace = clock.trace(step)
     except (ValueError, RuntimeError) as error:
         return row | {"predicted": path.name, "ran": f"not seen: {error}", "kernels": NAN}
     return row | {"predicted": path.name, "ran": read_path(trace.names), "kernels": trace.kernels}

@@ -17,6 +17,7 @@ from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.diagnosis import NAN, Numbers, Policy, decide
 from cpbkit.gpu_check.probes import HostClock
 from cpbkit.gpu_check.step import Measured, Step, measure
+from cpbkit.gpu_check.trace import Trace
 
 # In µs, of the size that is usual on a cloud machine: launch to start, between kernels, and the call of a wait.
 LATENCY, GAP, WAIT = 6.0, 1.2, 12.0
@@ -56,14 +57,13 @@ class Machine(HostClock):
     def __init__(self, workload: Workload):
         self.workload = workload
         self.host = self.device = self.ready = 0.0  # µs until each is free, and the workers' next batch is there
-        self.events: list[dict] | None = None  # of a trace that is being recorded
         first, *others = workload.launches
         calls = (first._replace(host=first.host + workload.python), *others)
         copy = (Launch(8.0, workload.copy, workload.copy_waits),) if workload.copy else ()
         self.calls = {True: calls, False: (*copy, *calls)}  # by: the batch lies on the device
         # A step as a matrix: new (host, device) = max over old of old + entry.
-        self.steps = {resident: (self._run(resident, 0.0, -math.inf), self._run(resident, -math.inf, 0.0))
-                      for resident in (True, False)}  # fmt: skip
+        starts = (0.0, -math.inf), (-math.inf, 0.0)
+        self.steps = {key: [run_calls(calls, *start)[:2] for start in starts] for key, calls in self.calls.items()}
 
     def now(self) -> float:
         return self.host * 1e-6
@@ -83,13 +83,6 @@ class Machine(HostClock):
     def plug(self, seconds: float) -> None:
         self.device = max(self.device, self.host + LATENCY) + seconds * 1e6
 
-    def count(self, train, optimizer) -> Census:
-        """Return what a census would have counted."""
-        census, launches = Census(), self.workload.launches
-        census.kernels = len(launches)
-        census.waits = ["loop.py:1"] * (sum(x.waits for x in launches) + self.workload.copy_waits)
-        return census
-
     def batches(self) -> Iterator[torch.Tensor]:
         w = self.workload
         while True:
@@ -100,44 +93,45 @@ class Machine(HostClock):
             yield torch.zeros(1)
 
     def train(self, batch: torch.Tensor) -> None:
-        if self.events is not None:
-            begun = self.host
-            self.host, self.device = self._run(batch.is_meta, self.host, self.device)
-            self._note("user_annotation", f"ProfilerStep#{len(self.events)}", begun, self.host)
-            return
         (hh, dh), (hd, dd) = self.steps[batch.is_meta]
         self.host, self.device = max(self.host + hh, self.device + hd), max(self.host + dh, self.device + dd)
 
-    def _run(self, resident: bool, host: float, device: float) -> tuple[float, float]:
-        """Go through a step call by call; return when host and device are free."""
-        calls, record = self.calls[resident], self.events is not None
-        copies = len(calls) - len(self.workload.launches)
-        for i, call in enumerate(calls):
-            begun, host = host, host + call.host
-            start = max(host + LATENCY, device + GAP)
-            device = start + call.kernel
-            if record:
-                self._note("cuda_runtime", "cudaLaunchKernel", begun, host)
-                kind = ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)") if i < copies else ("kernel", "kernel")
-                self._note(*kind, start, device, **{"blocks per SM": call.filled})
-            if call.waits:
-                begun, host = host, max(host, device) + WAIT
-                if record:
-                    self._note("cuda_runtime", "cudaStreamSynchronize", begun, host)
-        return host, device
+    def count(self, train, optimizer) -> Census:
+        """Return what a census would have counted."""
+        census, launches = Census(), self.workload.launches
+        census.kernels = len(launches)
+        census.waits = ["loop.py:1"] * (sum(x.waits for x in launches) + self.workload.copy_waits)
+        return census
 
-    def _note(self, kind: str, name: str, start: float, end: float, **args) -> None:
-        self.events.append({"ph": "X", "cat": kind, "name": name, "ts": start, "dur": end - start, "args": args})
+    def trace(self, step) -> Trace:
+        """Return what the profiler would have seen of a step in the running loop."""
+        step()
+        step()
+        calls, kernels = self.calls[False], self.workload.launches
+        spent = sum(x.kernel for x in kernels)
+        return Trace(
+            steps=1,
+            device=sum(x.kernel for x in calls) / 1e3,
+            kernels=len(kernels),
+            launches=len(calls),
+            copy=self.workload.copy / 1e3,
+            waits=sum(x.waits for x in calls),
+            waiting=run_calls(calls, self.host, self.device)[2] / 1e3,
+            filled=sum(x.filled * x.kernel for x in kernels) / spent,
+            names=(),
+        )
 
-    def trace(self, step) -> list[dict]:
-        step()
-        self.synchronize()
-        self.events = []
-        step()
-        step()
-        events, self.events = self.events, None
-        self.synchronize()
-        return events
+
+def run_calls(calls: tuple[Launch, ...], host: float, device: float) -> tuple[float, float, float]:
+    """Go through a step call by call; return when host and device are free, and how long the host waited."""
+    waited = 0.0
+    for call in calls:
+        host += call.host
+        device = max(host + LATENCY, device + GAP) + call.kernel
+        if call.waits:
+            begun, host = host, max(host, device) + WAIT
+            waited += host - begun
+    return host, device, waited
 
 
 def examine(workload: Workload) -> Measured:

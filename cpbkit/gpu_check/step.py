@@ -20,7 +20,6 @@ from cpbkit.gpu_check.monitor import growth
 from cpbkit.gpu_check.probes import find_middle, make_clock, measure_call, run_plug, time_block
 from cpbkit.gpu_check.rnn_path import read_path
 from cpbkit.gpu_check.tensors import count_samples, find_misplaced, resize, to_device
-from cpbkit.gpu_check.trace import read_trace
 
 BLOCKS = 7  # of steps of each kind, interleaved
 LEAST_STEPS = 10  # a block on a device, where a queue must fill
@@ -46,6 +45,7 @@ class Step:
     samples: int = 0  # a batch; 0 takes the length of its first tensor
     workers: int = 0  # of the loader
     batch_axis: int = 0  # along which the samples of a batch lie
+    graph: bool = False  # on a GPU it is replayed as one CUDA graph
     variants: dict[str, "Step"] = field(default_factory=dict)  # fix -> the step with it applied
     stacked: Callable[[int], "Step"] | None = None  # the same step for n series at once
     resized: Callable[[int], "Step"] | None = None  # the same step on n samples, where it has no loader
@@ -202,7 +202,7 @@ def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
     """Measure H and D by the plug, else by the profiler, whose trace also tells copies, waits and kernels."""
     problems, launches = [], n.kernels
     try:
-        trace = read_trace(clock.trace(lambda: step.train(batch)))
+        trace = clock.trace(lambda: step.train(batch))
     except (ValueError, RuntimeError) as error:
         trace = None
         problems.append(f"no trace: {error}")
@@ -246,8 +246,7 @@ def _arithmetic(census: Census, place: str) -> float:
     chip = find_chip(torch.cuda.get_device_name(place)) if place.startswith("cuda") else None
     if chip is None or census.recurrences or not census.costs:
         return NAN
-    peak = chip.float16 if census.precision in ("float16", "bfloat16") else chip.float32
-    return sum(flop for flop, _ in census.costs) / peak * 1e3
+    return sum(flop for flop, _ in census.costs) / chip.peak(census.precision) * 1e3
 
 
 def _check(loss) -> None:
