@@ -30,39 +30,25 @@ class Indicator:
 
 
 class Bars:
-    """The columns of one frame, and what was computed from them: each result once.
-
-    Results are moved into rows of one large block, so that the memory they were born in serves the next one:
-    fresh memory for each costs more than the arithmetic.
-    """
+    """The columns of one frame, and what was computed from them: each result once."""
 
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
-        self.columns: dict[str, np.ndarray] = {}
         self.results: dict[tuple, np.ndarray] = {}
-        self.places: dict[tuple, np.ndarray] = {}  # where results go that the caller wants to keep
-        self.scratch: list[np.ndarray] = []
 
     def __len__(self) -> int:
         return len(self.frame)
 
     def __getitem__(self, column: str) -> np.ndarray:
-        if column not in self.columns:
-            self.columns[column] = np.ascontiguousarray(self.frame[column], float)
-        return self.columns[column]
+        return self.get(_column, name=column)
 
     def get(self, function: Callable, **arguments) -> np.ndarray:
         """Return `function(bars, **arguments)`, computed at the first call."""
-        key = _key(function, **arguments)
+        if isinstance(function, partial):
+            function, arguments = function.func, function.keywords
+        key = function, *arguments.items()
         if key not in self.results:
-            result = function(self, **arguments)
-            place = self.places.get(key)
-            if place is None:
-                if not self.scratch:
-                    self.scratch = list(np.empty((32, len(self))))
-                place = self.scratch.pop()
-            place[:] = result
-            self.results[key] = place
+            self.results[key] = function(self, **arguments)
         return self.results[key]
 
 
@@ -79,22 +65,15 @@ def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
             if column not in columns:
                 got = ", ".join(map(str, frame.columns))
                 raise DataError(f"{name} needs the column {column!r}; got {got}")
-    bars = Bars(frame)
-    values = np.empty((len(names), len(frame)))
-    functions = [INDICATORS[name].function for name in names]
-    bars.places = {_key(function): row for function, row in zip(functions, values, strict=True)}
+    bars, values = Bars(frame), np.empty((len(names), len(frame)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        for function, row in zip(functions, values, strict=True):
-            result = bars.get(function)
-            if result is not row:  # the same name twice
-                row[:] = result
+        for name, row in zip(names, values, strict=True):
+            row[:] = bars.get(INDICATORS[name].function)
     return pd.DataFrame(values.T, index=frame.index, columns=names, copy=False)
 
 
-def _key(function: Callable, **arguments) -> tuple:
-    if isinstance(function, partial):
-        return _key(function.func, **function.keywords)
-    return function, *arguments.items()
+def _column(b: Bars, name: str) -> np.ndarray:
+    return np.ascontiguousarray(b.frame[name], float)
 
 
 def _seconds(b: Bars) -> np.ndarray:
@@ -124,60 +103,51 @@ def step(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def rolling(operation: np.ufunc, x: np.ndarray, n: int) -> np.ndarray:
-    """Reduce each window of n rows by np.add, np.maximum or np.minimum.
+def _windows(join: Callable, rows: tuple[np.ndarray, ...], n: int) -> np.ndarray:
+    """Reduce each window of n rows by joining windows of 1, 2, 4, ... rows: log n passes.
 
-    Windows of 1, 2, 4, ... rows are joined: log n passes, and unlike in a running sum nothing that has left
-    the window (a huge price, a NaN) leaves a trace.
+    Unlike in a running sum nothing that has left the window (a huge price, a NaN) leaves a trace.
+    rows: what stands for a window of one row. join(older, newer, a, b): of windows of a and b rows, of a + b rows.
     """
-    rows = len(x)
-    if rows < n:
-        return np.full(rows, NAN)
-    part, size = x, 0  # part[i] reduces x[i : i + size]
-    block, width = x, 1  # block[i] reduces x[i : i + width]
+    if len(rows[0]) < n:
+        return np.full(len(rows[0]), NAN)
+    part, size, block, width = rows, 0, rows, 1
+
+    def joined(older, a, newer, b):
+        return join([x[: len(x) - b] for x in older], [x[a:] for x in newer], a, b)
+
     while True:
         if n & width:
-            part = operation(part[: rows - size - width + 1], block[size:]) if size else block
+            part = joined(part, size, block, width) if size else block
             size += width
         if size == n:
-            return _after(n - 1, part)
-        block = operation(block[:-width], block[width:])
+            return _after(n - 1, part[-1])
+        block = joined(block, width, block, width)
         width *= 2
+
+
+def rolling(operation: np.ufunc, x: np.ndarray, n: int) -> np.ndarray:
+    """Reduce each window of n rows by np.add, np.maximum or np.minimum."""
+    return _windows(lambda older, newer, a, b: (operation(older[0], newer[0]),), (x,), n)
 
 
 def rolling_square(x: np.ndarray, n: int) -> np.ndarray:
     """Sum the squared distances from the mean of each window of n rows.
 
-    Windows are joined as in `rolling`, by the update of Chan, Golub and LeVeque (1979): no difference of
-    large squares, and exactly 0 for a constant where n is a sum of at most two powers of two.
+    Windows are joined by the update of Chan, Golub and LeVeque (1979): no difference of large squares, and exactly
+    0 for a constant where n is a sum of at most two powers of two.
     """
-    rows = len(x)
-    if rows < n:
-        return np.full(rows, NAN)
-    part, part_square, size = x, np.zeros(rows), 0
-    block, block_square, width = x, np.zeros(rows), 1
-    while True:
-        if n & width:
-            if size:
-                end = rows - size - width + 1
-                gap = part[:end] / size - block[size:] / width
-                gap *= gap
-                gap *= size * width / (size + width)
-                gap += part_square[:end]
-                gap += block_square[size:]
-                part, part_square = part[:end] + block[size:], gap
-            else:
-                part, part_square = block, block_square
-            size += width
-        if size == n:
-            return _after(n - 1, part_square)
-        gap = block[:-width] - block[width:]
-        gap *= gap
-        gap *= 0.5 / width
-        gap += block_square[:-width]
-        gap += block_square[width:]
-        block, block_square = block[:-width] + block[width:], gap
-        width *= 2
+
+    def join(older, newer, a, b):
+        square = older[0] / a
+        square -= newer[0] / b
+        square *= square
+        square *= a * b / (a + b)
+        square += older[1]
+        square += newer[1]
+        return older[0] + newer[0], square
+
+    return _windows(join, (x, np.zeros(len(x))), n)
 
 
 def average(x: np.ndarray, alpha: float, n: int, start: int = 0) -> np.ndarray:
@@ -363,13 +333,12 @@ def cci(b: Bars) -> np.ndarray:
     x, middle, rows = b.get(typical), b.get(mean, of=typical, n=20)[19:], len(b)
     if rows < 20:
         return np.full(rows, NAN)
-    spread, distance = np.zeros(rows - 19), np.empty(rows - 19)
+    total, larger = np.zeros(rows - 19), np.empty(rows - 19)
     for bar in range(20):
-        np.subtract(x[bar : bar + rows - 19], middle, out=distance)
-        np.abs(distance, out=distance)
-        spread += distance
-    spread /= 20
-    spread *= spread > noise(middle)
+        np.maximum(x[bar : bar + rows - 19], middle, out=larger)
+        total += larger
+    spread = total / 10 - 2 * middle  # half of the distances from a mean lie above it
+    spread *= spread > 4 * noise(middle)
     return _after(19, ratio(x[19:] - middle, 0.015 * spread, 0.0))
 
 
