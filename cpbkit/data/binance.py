@@ -58,12 +58,6 @@ class Incomplete(SourceError):
         self.reasons = reasons
 
 
-class _Lost(SourceError):
-    def __init__(self, reason: str, cached: str):
-        super().__init__(f"{reason} {cached}".strip())
-        self.reason, self.cached = reason, cached
-
-
 @dataclass(frozen=True)
 class Hosts:
     """Where the bars come from; a mirror of the same paths will do."""
@@ -339,9 +333,14 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     reasons = list(dict.fromkeys(map(str, gone or troubles)))
     refused = [str(error) for error in troubles if isinstance(error, BadFile)]
     unknown = unasked_bars(order, held)
-    inside = (held.starts >= order.first) & (held.starts < order.end)
-    if refused or (len(unknown) and archive_failed) or (troubles and not inside.any()):
-        raise _Lost(" ".join(f"{r.rstrip('.')}." for r in refused or reasons), _cached(order, held))
+    inside = held.starts[(held.starts >= order.first) & (held.starts < order.end)]
+    if refused or (len(unknown) and archive_failed) or (troubles and not len(inside)):
+        lost = [f"{reason.rstrip('.')}." for reason in refused or reasons]
+        if len(inside):
+            lost.append(f"The cache has {len(inside)} bars in these dates, {stamp(inside[0])} .. {stamp(inside[-1])}.")
+        raise SourceError(" ".join(lost))
+    if not len(inside):
+        raise DataError(f"{order.series}: neither archive nor REST host has a bar in the dates asked for")
     notes = list(order.notes)
     if held.damage:
         notes.append(f"A damaged file of the cache was passed over: {held.damage}.")
@@ -350,10 +349,9 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     elif reasons:
         notes.append(f"Another source stood in: {' '.join(reasons)}.")
     first = order.first
-    if order.listing is None and inside.any() and held.starts[inside][0] > first + WILD:
-        found = int(held.starts[inside][0])
-        first = found + WILD
-        notes.append(f"The first bar is of {stamp(found)}; taken as the listing, its first day is left out.")
+    if order.listing is None and inside[0] > first + WILD:
+        first = int(inside[0]) + WILD
+        notes.append(f"The first bar is of {stamp(inside[0])}; taken as the listing, its first day is left out.")
     records = [r for r in held.records.values() if r.start < order.end and r.end > first]
     records.sort(key=lambda r: (r.start, r.name))
     notes += [r.note for r in records if r.note]
@@ -362,10 +360,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         stand_ins = int((held.ranks[low:high] < RANK["monthly"]).sum())
         if record.kind == "monthly" and stand_ins:
             notes.append(f"{record.name} lacks {stand_ins} bars; they come from daily files or REST.")
-    if not inside.any():
-        raise DataError(f"{order.series}: neither archive nor REST host has a bar in the dates asked for")
-    frame = pd.DataFrame(held.values, columns=list(archive.COLUMNS))
-    frame.index = pd.DatetimeIndex(held.starts.view("M8[ns]"))
+    frame = pd.DataFrame(held.values, pd.DatetimeIndex(held.starts.view("M8[ns]")), archive.COLUMNS)
     for name in EXTRAS:
         if not frame[name].any() and frame["volume"].any():
             del frame[name]  # a source that has no such figures writes zeros
@@ -376,35 +371,24 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         source="binance",
         market=order.market,
         files=[SourceFile(r.name, r.sha256) for r in records],
-        start=pd.Timestamp(first, tz="UTC"),
-        end=pd.Timestamp(order.end - 1, tz="UTC"),
-        now=pd.Timestamp(order.now, tz="UTC"),
+        start=first,
+        end=order.end - 1,
+        now=order.now,
         dropped={name: sum(getattr(r, name) for r in records) for name in ("duplicates", "off_grid", "unfinished")},
         disagreements=[d for d in held.disagreements if between[0] <= d.first < between[1]],
         notes=notes,
     )
 
 
-def _cached(order: Order, held: Holding) -> str:
-    inside = held.starts[(held.starts >= order.first) & (held.starts < order.end)]
-    if not len(inside):
-        return f"The cache has nothing of {order.series} in these dates."
-    return (
-        f"The cache has {len(inside)} bars of {order.series} in these dates, {stamp(inside[0])} .. {stamp(inside[-1])}."
-    )
-
-
-def _sentence(lost: dict[str, Exception], asked: int) -> str:
-    """Say what failed, each reason once, what the cache has, and how to go on."""
+def _sentence(lost: dict[str, CpbkitError], asked: int) -> str:
+    """Say what failed, each reason once, and how to go on."""
     by_reason: dict[str, list[str]] = {}
     for name, error in lost.items():
-        by_reason.setdefault(getattr(error, "reason", str(error)), []).append(name)
+        by_reason.setdefault(str(error), []).append(name)
     lines = [f"{len(lost)} of {asked} series could not be had."]
     for reason, names in by_reason.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         lines.append(f"{', '.join(names[:3])}{more}: {reason}")
-    cached = [e.cached for e in lost.values() if isinstance(e, _Lost)]
-    lines += cached[:3]
     lines.append("Run the same again to go on: what came whole is kept. Or ask for dates that the cache has.")
     return "\n".join(lines)
 

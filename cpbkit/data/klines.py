@@ -198,7 +198,7 @@ def validate(
 
     frame: DatetimeIndex of bar starts (without a zone: taken as UTC), in any order.
     start, end: first and last instant asked for, both inclusive (default: the first and the last bar).
-    now: bars that close after it are unfinished (default: all are closed).
+    now: bars that close after it are unfinished (default: all are closed). Instants: ns, or as pd.Timestamp reads.
     dropped, disagreements, notes: what the source already dropped (as `sift` counts it) or found.
     Raises DataError with the first bad bar.
     """
