@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpbkit.gpu_check.diagnosis import CURES, STOPPERS, VERDICTS, Numbers, decide, list_ceilings, predict
+from cpbkit.gpu_check.diagnosis import (
+    CURES,
+    STOPPERS,
+    VERDICTS,
+    Numbers,
+    Policy,
+    decide,
+    list_ceilings,
+    pool,
+    predict,
+)
 from cpbkit.gpu_check.simulator import (
     SCENARIOS,
     Launch,
@@ -90,8 +100,35 @@ def test_ceilings_of_a_written_cell_by_hand():
     # Arithmetic of 0.1 ms is hidden behind a host that needs 60: saving it saves nothing.
     assert ceilings["float16"] == pytest.approx(1.0)
     found = decide(CELL)
-    assert [f.name for f in found.fixes if f.advised] == ["library layer", "CUDA graph", "stack of series"]
+    assert {f.name for f in found.fixes if f.advised} == {"library layer", "CUDA graph", "stack of series"}
     assert all("not advised" in f.note for f in found.fixes if f.ceiling < 1.10)
+
+
+def test_a_device_that_is_busy_and_empty_takes_more_series():
+    latency = vary(filled=0.1)
+    # The device fills a tenth: ten series side by side would take as long as one.
+    assert list_ceilings(latency)["stack of series"][0] == pytest.approx(10 / (9.9 * 0.1))
+    advised = [f.name for f in decide(latency).fixes if f.advised]
+    assert advised == ["stack of series", "larger batch"]
+    unknown = vary(filled=math.nan, doubling=1.05)
+    assert math.isnan(list_ceilings(unknown)["stack of series"][0])
+    found = decide(unknown)
+    assert found.verdict == "DEVICE_LATENCY_BOUND" and "stack of series" in [f.name for f in found.fixes if f.advised]
+    assert "twice the samples take the device 1.05 times as long" in found.evidence
+
+
+def test_times_that_must_be_equal_are_pooled_within_the_noise_alone():
+    exact = vary(loop=9.9, cached=9.9, copy=3)
+    assert pool(exact, Policy()) == exact
+    noisy = pool(vary(loop=10.5, cached=9.6, device=9.9, spread=0.05), Policy())
+    assert noisy.cached == pytest.approx(9.75)
+    assert noisy.loop == noisy.device == pytest.approx((10.5 + 9.6 + 9.9) / 3)
+    # The host's loop holds the loader as well: W = H + L.
+    hosted = pool(vary(loop=12.6, cached=10, host=10, device=2, loader=2, spread=0.05), Policy())
+    assert hosted.host + hosted.loader == pytest.approx(hosted.loop) and 12 < hosted.loop < 12.6
+    # A step that waits is slower than either, for a reason: only the loop and the cached batch are looks at one time.
+    waiting = pool(vary(loop=17.4, cached=17, host=8, device=9, loader=0), Policy())
+    assert (waiting.cached, waiting.device, waiting.loop) == pytest.approx((17, 9, 17.2))
 
 
 def test_waits_recover_at_most_the_smaller_of_host_and_device():
@@ -237,8 +274,6 @@ def test_the_doctor_is_right_often_enough_at_five_percent_jitter():
 
 
 def test_the_truth_comes_from_trying_the_cure():
-    from cpbkit.gpu_check.diagnosis import Policy
-
     verdict, gain, clearness = find_truth(Workload((Launch(50, 10),) * 20, load=5), Policy())
     assert verdict == "HOST_BOUND"
     assert gain == pytest.approx(1005 / (20 * (10 + 1.2) + 1.2), rel=0.01)

@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -37,7 +37,7 @@ class Ruling:
 
 @dataclass(frozen=True)
 class Case:
-    """Whom the claims are measured on."""
+    """Whom the claims are measured on, and the ways to do it."""
 
     step: Step
     seconds: float  # a claim
@@ -55,6 +55,10 @@ class Case:
         run = self.step.loop()
         put(before)
         return self.race(run, lambda: (put(during), run(), put(before)), what)
+
+    def on_gpu(self, measurement: Callable[[], Ruling]) -> Callable[[], Ruling]:
+        """Let a claim be measured on a GPU alone."""
+        return measurement if self.device.startswith("cuda") else lambda: not_here("needs an NVIDIA GPU")
 
     def try_fix(self, name: str, what: str, least: float = 1.0) -> Ruling:
         """Rule on `this fix makes the step faster`."""
@@ -83,21 +87,8 @@ def not_here(reason: str) -> Ruling:
     return Ruling("NOT MEASURABLE HERE", {}, reason)
 
 
-# Key -> the claim as it is made, and how it is measured. C1 to C22 are of the seed documents, F of the folklore.
-CLAIMS: dict[str, tuple[str, Callable[[Case], Ruling]]] = {}
-
-
-def claim(key: str, sentence: str, needs_gpu: bool = False):
-    """Enter a measurement under what it puts to the test."""
-
-    def enter(measurement: Callable[[Case], Ruling]) -> Callable[[Case], Ruling]:
-        def on_gpu(case: Case) -> Ruling:
-            return measurement(case) if case.device.startswith("cuda") else not_here("needs an NVIDIA GPU")
-
-        CLAIMS[key] = sentence, on_gpu if needs_gpu else measurement
-        return measurement
-
-    return enter
+# Key -> the claim as it is made, and its measurement. C1 to C22 are of the seed documents, F of the folklore.
+Claims = dict[str, tuple[str, Callable[[], Ruling]]]
 
 
 def judge_claims(step: Step | None = None, seconds: float = 1.5, keys: tuple[str, ...] = ()) -> Iterator[dict]:
@@ -105,22 +96,232 @@ def judge_claims(step: Step | None = None, seconds: float = 1.5, keys: tuple[str
 
     seconds: about how long a claim may take. A measurement that fails is told in `text`.
     """
-    case = Case(step or make_toy("cuda" if torch.cuda.is_available() else "cpu"), seconds)
-    for key in keys or CLAIMS:
-        sentence, measurement = CLAIMS[key]
+    with preserved():  # the random numbers that toys are made of
+        case = Case(step or make_toy("cuda" if torch.cuda.is_available() else "cpu"), seconds)
+        claims = about_recurrences(case) | about_the_step(case) | about_data(case) | about_the_chip(case)
+    for key in keys or sorted(claims, key=lambda key: (key[0], int(key[1:]))):
+        sentence, measurement = claims[key]
         with preserved(case.step):
             try:
-                ruling = measurement(case)
+                ruling = measurement()
             except (RuntimeError, ValueError, StepFailed) as error:
                 ruling = not_here(f"the measurement failed: {(str(error).splitlines() or [''])[0]}")
         numbers = {name: value for name, value in ruling.numbers.items() if math.isfinite(value)}  # JSON has no NaN
         yield {"key": key, "claim": sentence, "verdict": ruling.verdict, "numbers": numbers, "text": ruling.text}
 
 
-def make_lstm(case: Case) -> tuple[nn.LSTM, Tensor]:
-    """Return a layer of width 64 and a batch for it."""
-    x = torch.randn(32, LENGTH, FEATURES, device=case.device)
-    return nn.LSTM(FEATURES, 64, batch_first=True).to(case.device), x
+def about_recurrences(case: Case) -> Claims:
+    """Claims on LSTMs, by layers of width 64."""
+    device = case.device
+    layer, written = nn.LSTM(FEATURES, 64, batch_first=True).to(device), WrittenLSTM(FEATURES, 64).to(device)
+    attention = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    other = nn.Sequential(nn.Linear(FEATURES, 64), attention).to(device)
+    x = torch.randn(32, LENGTH, FEATURES, device=device)
+    packed = pack_padded_sequence(x, torch.full((len(x),), LENGTH), batch_first=True)
+    lstm = both_ways(layer, x)
+
+    def on_cudnn() -> Ruling:
+        row = time_recurrence(Recurrence(hidden=64, inputs=FEATURES, length=LENGTH), device)
+        return decide_fact(not row["ran"], f"kernels on the device: {row['ran']}", kernels=row["kernels"])
+
+    def written_out() -> Ruling:
+        copy_weights(written, layer)
+        torch.testing.assert_close(written(x)[0], layer(x)[0], rtol=1e-3, atol=1e-4)
+        return case.race(lstm, both_ways(written, x), "written cell against nn.LSTM")
+
+    def built_anew() -> Ruling:
+        spent = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            both_ways(nn.LSTM(FEATURES, 64, batch_first=True).to(device), x)()
+            spent.append(time.perf_counter() - begun)
+        text = f"the first model takes {spent[0]:.3f} s to build and run once, the second {spent[1]:.3f} s"
+        return decide_fact(spent[1] > 5, text, first=spent[0], second=spent[1])
+
+    def wrong_features() -> Ruling:
+        try:
+            layer(torch.randn(2, 3, FEATURES + 1, device=device))
+        except RuntimeError as error:
+            return decide_fact(False, f"it raises at once: {str(error).splitlines()[0]}")
+        return decide_fact(True, "a wrong number of features went through")
+
+    def waiting() -> Ruling:
+        waits = count_waits(lstm)
+        return decide_fact(waits > 0, f"forward and backward of nn.LSTM wait {waits} times", waits=waits)
+
+    def width() -> Ruling:
+        times = {h: time_recurrence(Recurrence(hidden=h, inputs=FEATURES), device)["ms"] for h in (128, 150)}
+        slower = times[150] / times[128]
+        text = f"width 150 takes {slower:.2f} times width 128; its products are {(150 / 128) ** 2:.2f} times as large"
+        return decide_fact(slower < 1.5, text, slower=slower)
+
+    return {
+        "C1": ("nn.LSTM silently falls back to the CPU", case.on_gpu(on_cudnn)),
+        "C3": ("a written LSTM cell is faster than nn.LSTM", written_out),
+        "C7": ("building the next model costs 5 to 10 s", built_anew),
+        "C8": ("a wrong number of features goes unnoticed", wrong_features),
+        "C10": ("a Transformer trains 10 to 20 times faster than an LSTM",
+                lambda: case.race(lstm, both_ways(other, x), "a Transformer layer, the same batch", 10)),
+        "C11": ("a recurrence makes the CPU wait at every step", waiting),
+        "F6": ("torch.compile speeds up nn.LSTM", case.on_gpu(
+            lambda: case.race(lstm, both_ways(torch.compile(layer), x), "compiled nn.LSTM"))),
+        "F8": ("a width of 150 costs no more than 128 by its size", width),
+        "F9": ("pack_padded_sequence saves time on windows of one length",
+               lambda: case.race(lstm, both_ways(layer, packed), "packed windows of one length")),
+        "F10": ("a TPU is faster for recurrent layers", lambda: not_here("needs a TPU")),
+    }  # fmt: skip
+
+
+def about_the_step(case: Case) -> Claims:
+    """Claims on the loop around a model, by the person's own step."""
+    step, run = case.step, case.step.loop()
+
+    def in_halves() -> Ruling:
+        batch = next(step.feed())
+        half = step.on_samples(batch, (step.samples or count_samples(batch, step.batch_axis)) // 2)
+        return case.race(lambda: step.train(batch), lambda: (half(), half()), "the same samples in half batches")
+
+    def hundred_epochs() -> Ruling:
+        total = measure(step, case.seconds).numbers.loop / 1e3 * 100 * 397
+        return decide_fact(total <= 45, f"100 epochs of 397 steps of this step take {total:.0f} s", seconds=total)
+
+    def coin() -> Ruling:
+        waits = count_waits(lambda: torch.rand(1, device=case.device).item())
+        return decide_fact(waits == 0, f"torch.rand(1, device=...).item() itself waits {waits} time(s)", waits=waits)
+
+    def out_of_range() -> Ruling:
+        toy = make_toy(case.device)
+        for x, y in itertools.islice(toy.feed(), 30):
+            toy.train((x * 500, y))
+        left = "finite" if all(bool(p.isfinite().all()) for p in toy.model.parameters()) else "bad"
+        return decide_fact(left == "bad", f"30 steps on inputs of 500 standard deviations leave {left} weights")
+
+    def anomaly() -> Ruling:
+        put = partial(torch.autograd.set_detect_anomaly, check_nan=True)
+        ruling = case.race_setting(put, False, True, "anomaly detection")
+        if ruling.verdict != "FALSE" and ruling.numbers["low"] < 0.9:
+            return not_here(f"too noisy to tell; {ruling.text}")
+        return replace(ruling, verdict="FALSE" if ruling.verdict == "FALSE" else "TRUE")
+
+    def item() -> Ruling:
+        free, waiting = make_toy(case.device), make_toy(case.device, after=Tensor.item)
+        return case.race(waiting.loop(), free.loop(), "without .item() on the loss", 1.5)
+
+    benchmark = partial(setattr, torch.backends.cudnn, "benchmark")
+    return {
+        "C4": ("synchronize() after forward and backward makes training faster", case.on_gpu(
+            lambda: case.race(run, lambda: (run(), torch.cuda.synchronize()), "with synchronize() after each step"))),
+        "C5": ("a smaller batch trains faster", in_halves),
+        "C9": ("a model of 100 epochs trains in 30 to 45 s", hundred_epochs),
+        "C12": ("matmul precision 'highest' is the fastest", lambda: case.race_setting(
+            torch.set_float32_matmul_precision, "high", "highest", "'highest' against 'high'")),
+        "C13": ("drawing the coin on the GPU with .item() avoids waiting", coin),
+        "C14": ("preloading the data makes training 10 to 50 times faster",
+                lambda: case.try_fix("data on the device", "batches kept on the device", 10)),
+        "C19": ("inputs outside their range give NaN", out_of_range),
+        "C22": ("these models forecast with 95 % success", lambda: not_here(
+            "no matter of speed: `cpbkit verdict` holds each model against the best naive forecast")),
+        "F2": ("cudnn.benchmark speeds up recurrent layers", case.on_gpu(
+            lambda: case.race_setting(benchmark, False, True, "cudnn.benchmark"))),
+        "F3": ("a larger batch gets more samples through",
+               lambda: case.try_fix("larger batch", "samples a second at the knee")),
+        "F4": ("float16 makes training faster", case.on_gpu(lambda: case.try_fix("float16", "float16 autocast"))),
+        "F7": ("a CUDA graph makes training faster", case.on_gpu(
+            lambda: case.try_fix("CUDA graph", "the whole step in one graph"))),
+        "F11": ("anomaly detection may stay on: it costs nothing", anomaly),
+        "F12": ("empty_cache() after each step helps", case.on_gpu(
+            lambda: case.race(run, lambda: (run(), torch.cuda.empty_cache()), "with empty_cache() after each step"))),
+        "F14": ("loss.item() in every step ruins the speed", item),
+    }  # fmt: skip
+
+
+def about_data(case: Case) -> Claims:
+    """Claims on bars, windows and loaders."""
+
+    def rsi() -> Ruling:
+        moves = torch.randn(8000).tolist()
+        begun, up, down = time.perf_counter(), 0.0, 0.0
+        for move in moves:  # Wilder's average over 14 bars, as a plain loop
+            up, down = (13 * up + max(move, 0.0)) / 14, (13 * down + max(-move, 0.0)) / 14
+        spent = time.perf_counter() - begun
+        return decide_fact(spent > 10, f"8,000 bars in a Python loop take {spent:.4f} s", seconds=spent)
+
+    def less() -> Ruling:
+        more, less = (
+            make_toy(case.device, hidden=16, loader=DataLoader(make_windows(rows), 32, shuffle=True))
+            for rows in (4096, 512)
+        )
+        return case.race(more.loop(), less.loop(), "steps a second with an eighth of the data")
+
+    def workers() -> Ruling:
+        windows = make_windows(32 * 40)
+        loaders = DataLoader(windows, 32), DataLoader(windows, 32, num_workers=2, persistent_workers=True)
+        steps = (make_toy(case.device, nn.Flatten(1), LENGTH * FEATURES, loader) for loader in loaders)
+        a, b = (lambda step=step: [step.train(batch) for batch in step.batches()] for step in steps)
+        return case.race(a, b, "two workers for windows in memory, a whole pass")
+
+    return {
+        "C6": ("an RSI loop wastes 20 to 30 s a coin", rsi),
+        "C17": ("7,000 rows give 6,971 windows of 30 in and 10 out", lambda: decide_fact(
+            7000 - 30 - 10 + 1 == 6971, f"7000 - 30 - 10 + 1 = {7000 - 30 - 10 + 1}")),
+        "C18": ("less data makes more steps a second", less),
+        "C20": ("10 bars ahead are 40 minutes at 15m, or one hour", lambda: decide_fact(
+            10 * 15 == 40, f"10 bars are {10 * 15} minutes at 15m, and 10 hours at 1h")),
+        "F1": ("workers and pinned memory speed up a loader of windows in memory", workers),
+    }  # fmt: skip
+
+
+def about_the_chip(case: Case) -> Claims:
+    """Claims on what a GPU is and shows."""
+
+    def memory() -> Ruling:
+        parts = predict_memory(case.step)
+        total = sum(parts.values()) / 1e9
+        text = f"the step needs {total:.3g} GB, so little memory in use is right and proves nothing"
+        return decide_fact(total > 2, text, **{name: float(size) for name, size in parts.items()})
+
+    def p100() -> Ruling:
+        wheel = torch.cuda.get_arch_list()
+        if not wheel:
+            return not_here("this torch is a CPU-only wheel: it carries no architectures")
+        return decide_fact(runs_on(tuple(wheel), (6, 0)), f"torch {torch.__version__} carries {' '.join(wheel)}")
+
+    def bandwidth() -> Ruling:
+        a = torch.empty(1 << 26, device=case.device)
+        b, timer = torch.empty_like(a), make_clock(case.device)
+        rate = 2 * a.nbytes / min(time_block(timer, lambda: b.copy_(a)) for _ in range(5)) / 1e9
+        clock = getattr(torch.cuda.get_device_properties(0), "memory_clock_rate", 0) / 1e6
+        if not clock:
+            return not_here(f"torch {torch.__version__} does not say the clock of the memory")
+        return decide_fact(False, f"clock {clock:.1f} GHz, measured copy {rate:.0f} GB/s", copy=rate, clock=clock)
+
+    def utilisation() -> Ruling:
+        nvml, problem = load_nvml()
+        if problem:
+            return not_here(problem)
+        one, end = torch.ones(1, device=case.device), time.perf_counter() + 2
+        while time.perf_counter() < end:
+            one.add_(1)
+        shown = nvml.nvmlDeviceGetUtilizationRates(nvml_handles(nvml)[0]).gpu
+        return decide_fact(shown < 20, f"adding 1 to one number reads as {shown} % utilisation", utilisation=shown)
+
+    def bfloat16() -> Ruling:
+        capability = torch.cuda.get_device_capability()
+        text = f"is_bf16_supported() says {torch.cuda.is_bf16_supported()}, the capability is {capability}"
+        return decide_fact(capability >= (8, 0), text)
+
+    def beats_cpu() -> Ruling:
+        here, there = make_toy("cpu", hidden=8), make_toy(case.device, hidden=8)
+        return case.race(here.loop(), there.loop(), "a toy of width 8 on the GPU against the CPU")
+
+    return {
+        "C2": ("little GPU memory in use proves that the CPU does the work", memory),
+        "C15": ("this torch runs on a P100", p100),
+        "C16": ("the memory clock rate is the bandwidth", case.on_gpu(bandwidth)),
+        "C21": ("utilisation shows how well the GPU is used", case.on_gpu(utilisation)),
+        "F5": ("this chip computes in bfloat16", case.on_gpu(bfloat16)),
+        "F13": ("a GPU always beats the CPU", case.on_gpu(beats_cpu)),
+    }
 
 
 def both_ways(layer: nn.Module, x) -> Callable[[], None]:
@@ -151,254 +352,3 @@ def copy_weights(written: WrittenLSTM, layer: nn.LSTM) -> None:
             for linear, weight, bias in zip(linears, weights, biases, strict=True):
                 linear.weight.copy_(weight)
                 linear.bias.copy_(bias)
-
-
-@claim("C1", "nn.LSTM silently falls back to the CPU", needs_gpu=True)
-def _(case):
-    row = time_recurrence(Recurrence(hidden=64, inputs=FEATURES, length=LENGTH), case.device)
-    return decide_fact(not row["ran"], f"kernels on the device: {row['ran']}", kernels=row["kernels"])
-
-
-@claim("C2", "little GPU memory in use proves that the CPU does the work")
-def _(case):
-    parts = predict_memory(case.step)
-    total = sum(parts.values()) / 1e9
-    text = f"the step needs {total:.3g} GB, so little memory in use is right and proves nothing"
-    return decide_fact(total > 2, text, **{name: float(size) for name, size in parts.items()})
-
-
-@claim("C3", "a written LSTM cell is faster than nn.LSTM")
-def _(case):
-    layer, x = make_lstm(case)
-    written = WrittenLSTM(FEATURES, 64).to(case.device)
-    copy_weights(written, layer)
-    torch.testing.assert_close(written(x)[0], layer(x)[0], rtol=1e-3, atol=1e-4)
-    return case.race(both_ways(layer, x), both_ways(written, x), "written cell against nn.LSTM")
-
-
-@claim("C4", "synchronize() after forward and backward makes training faster", needs_gpu=True)
-def _(case):
-    run = case.step.loop()
-    return case.race(run, lambda: (run(), torch.cuda.synchronize()), "with synchronize() after each step")
-
-
-@claim("C5", "a smaller batch trains faster")
-def _(case):
-    batch = next(case.step.feed())
-    half = case.step.on_samples(batch, (case.step.samples or count_samples(batch, case.step.batch_axis)) // 2)
-    return case.race(lambda: case.step.train(batch), lambda: (half(), half()), "the same samples in half batches")
-
-
-@claim("C6", "an RSI loop wastes 20 to 30 s a coin")
-def _(case):
-    moves = torch.randn(8000).tolist()
-    begun, up, down = time.perf_counter(), 0.0, 0.0
-    for move in moves:  # Wilder's average over 14 bars, as a plain loop
-        up, down = (13 * up + max(move, 0.0)) / 14, (13 * down + max(-move, 0.0)) / 14
-    spent = time.perf_counter() - begun
-    return decide_fact(spent > 10, f"8,000 bars in a Python loop take {spent:.4f} s", seconds=spent)
-
-
-@claim("C7", "building the next model costs 5 to 10 s")
-def _(case):
-    spent = []
-    for _ in range(2):
-        begun = time.perf_counter()
-        both_ways(*make_lstm(case))()
-        spent.append(time.perf_counter() - begun)
-    text = f"the first model takes {spent[0]:.3f} s to build and run once, the second {spent[1]:.3f} s"
-    return decide_fact(spent[1] > 5, text, first=spent[0], second=spent[1])
-
-
-@claim("C8", "a wrong number of features goes unnoticed")
-def _(case):
-    layer, _ = make_lstm(case)
-    try:
-        layer(torch.randn(2, 3, FEATURES + 1, device=case.device))
-    except RuntimeError as error:
-        return decide_fact(False, f"it raises at once: {str(error).splitlines()[0]}")
-    return decide_fact(True, "a wrong number of features went through")
-
-
-@claim("C9", "a model of 100 epochs trains in 30 to 45 s")
-def _(case):
-    total = measure(case.step, case.seconds).numbers.loop / 1e3 * 100 * 397
-    return decide_fact(total <= 45, f"100 epochs of 397 steps of this step take {total:.0f} s", seconds=total)
-
-
-@claim("C10", "a Transformer trains 10 to 20 times faster than an LSTM")
-def _(case):
-    layer, x = make_lstm(case)
-    attention = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    other = nn.Sequential(nn.Linear(FEATURES, 64), attention).to(case.device)
-    return case.race(both_ways(layer, x), both_ways(other, x), "a Transformer layer, the same batch", 10)
-
-
-@claim("C11", "a recurrence makes the CPU wait at every step")
-def _(case):
-    waits = count_waits(both_ways(*make_lstm(case)))
-    return decide_fact(waits > 0, f"forward and backward of nn.LSTM wait {waits} times", waits=waits)
-
-
-claim("C12", "matmul precision 'highest' is the fastest")(
-    lambda case: case.race_setting(torch.set_float32_matmul_precision, "high", "highest", "'highest' against 'high'")
-)
-
-
-@claim("C13", "drawing the coin on the GPU with .item() avoids waiting")
-def _(case):
-    waits = count_waits(lambda: torch.rand(1, device=case.device).item())
-    return decide_fact(waits == 0, f"torch.rand(1, device=...).item() itself waits {waits} time(s)", waits=waits)
-
-
-claim("C14", "preloading the data makes training 10 to 50 times faster")(
-    lambda case: case.try_fix("data on the device", "batches kept on the device", 10)
-)
-
-
-@claim("C15", "this torch runs on a P100")
-def _(case):
-    wheel = torch.cuda.get_arch_list()
-    if not wheel:
-        return not_here("this torch is a CPU-only wheel: it carries no architectures")
-    return decide_fact(runs_on(tuple(wheel), (6, 0)), f"torch {torch.__version__} carries {' '.join(wheel)}")
-
-
-@claim("C16", "the memory clock rate is the bandwidth", needs_gpu=True)
-def _(case):
-    a = torch.empty(1 << 26, device=case.device)
-    b, timer = torch.empty_like(a), make_clock(case.device)
-    rate = 2 * a.nbytes / min(time_block(timer, lambda: b.copy_(a)) for _ in range(5)) / 1e9
-    clock = getattr(torch.cuda.get_device_properties(0), "memory_clock_rate", 0) / 1e6
-    if not clock:
-        return not_here(f"torch {torch.__version__} does not say the clock of the memory")
-    return decide_fact(False, f"clock {clock:.1f} GHz, measured copy {rate:.0f} GB/s", copy=rate, clock=clock)
-
-
-claim("C17", "7,000 rows give 6,971 windows of 30 in and 10 out")(
-    lambda case: decide_fact(7000 - 30 - 10 + 1 == 6971, f"7000 - 30 - 10 + 1 = {7000 - 30 - 10 + 1}")
-)
-
-
-@claim("C18", "less data makes more steps a second")
-def _(case):
-    small, large = (
-        make_toy(case.device, hidden=16, loader=DataLoader(make_windows(rows), 32, shuffle=True))
-        for rows in (4096, 512)
-    )
-    return case.race(small.loop(), large.loop(), "steps a second with an eighth of the data")
-
-
-@claim("C19", "inputs outside their range give NaN")
-def _(case):
-    step = make_toy(case.device)
-    for x, y in itertools.islice(step.feed(), 30):
-        step.train((x * 500, y))
-    left = "finite" if all(bool(p.isfinite().all()) for p in step.model.parameters()) else "bad"
-    return decide_fact(left == "bad", f"30 steps on inputs of 500 standard deviations leave {left} weights")
-
-
-claim("C20", "10 bars ahead are 40 minutes at 15m, or one hour")(
-    lambda case: decide_fact(10 * 15 == 40, f"10 bars are {10 * 15} minutes at 15m, and 10 hours at 1h")
-)
-
-
-@claim("C21", "utilisation shows how well the GPU is used", needs_gpu=True)
-def _(case):
-    nvml, problem = load_nvml()
-    if problem:
-        return not_here(problem)
-    one, end = torch.ones(1, device=case.device), time.perf_counter() + 2
-    while time.perf_counter() < end:
-        one.add_(1)
-    shown = nvml.nvmlDeviceGetUtilizationRates(nvml_handles(nvml)[0]).gpu
-    return decide_fact(shown < 20, f"adding 1 to one number reads as {shown} % utilisation", utilisation=shown)
-
-
-claim("C22", "these models forecast with 95 % success")(
-    lambda case: not_here("no matter of speed: `cpbkit verdict` holds each model against the best naive forecast")
-)
-
-
-@claim("F1", "workers and pinned memory speed up a loader of windows in memory")
-def _(case):
-    windows = make_windows(32 * 40)
-    loaders = DataLoader(windows, 32), DataLoader(windows, 32, num_workers=2, persistent_workers=True)
-    steps = (make_toy(case.device, nn.Flatten(1), LENGTH * FEATURES, loader) for loader in loaders)
-    a, b = (lambda step=step: [step.train(batch) for batch in step.batches()] for step in steps)
-    return case.race(a, b, "two workers for windows in memory, a whole pass")
-
-
-claim("F2", "cudnn.benchmark speeds up recurrent layers", needs_gpu=True)(
-    lambda case: case.race_setting(partial(setattr, torch.backends.cudnn, "benchmark"), False, True, "cudnn.benchmark")
-)
-
-claim("F3", "a larger batch gets more samples through")(
-    lambda case: case.try_fix("larger batch", "samples a second at the knee")
-)
-
-claim("F4", "float16 makes training faster", needs_gpu=True)(lambda case: case.try_fix("float16", "float16 autocast"))
-
-
-@claim("F5", "this chip computes in bfloat16", needs_gpu=True)
-def _(case):
-    capability = torch.cuda.get_device_capability()
-    text = f"is_bf16_supported() says {torch.cuda.is_bf16_supported()}, the capability is {capability}"
-    return decide_fact(capability >= (8, 0), text)
-
-
-@claim("F6", "torch.compile speeds up nn.LSTM", needs_gpu=True)
-def _(case):
-    layer, x = make_lstm(case)
-    return case.race(both_ways(layer, x), both_ways(torch.compile(layer), x), "compiled nn.LSTM")
-
-
-claim("F7", "a CUDA graph makes training faster", needs_gpu=True)(
-    lambda case: case.try_fix("CUDA graph", "the whole step in one graph")
-)
-
-
-@claim("F8", "a width of 150 costs no more than 128 by its size")
-def _(case):
-    times = {h: time_recurrence(Recurrence(hidden=h, inputs=FEATURES), case.device)["ms"] for h in (128, 150)}
-    slower = times[150] / times[128]
-    text = f"width 150 takes {slower:.2f} times width 128; its products are {(150 / 128) ** 2:.2f} times as large"
-    return decide_fact(slower < 1.5, text, slower=slower)
-
-
-@claim("F9", "pack_padded_sequence saves time on windows of one length")
-def _(case):
-    layer, x = make_lstm(case)
-    packed = pack_padded_sequence(x, torch.full((len(x),), LENGTH), batch_first=True)
-    return case.race(both_ways(layer, x), both_ways(layer, packed), "packed windows of one length")
-
-
-claim("F10", "a TPU is faster for recurrent layers")(lambda case: not_here("needs a TPU"))
-
-
-@claim("F11", "anomaly detection may stay on: it costs nothing")
-def _(case):
-    put = torch.autograd.set_detect_anomaly
-    ruling = case.race_setting(lambda on: put(on, check_nan=on), False, True, "anomaly detection")
-    if ruling.verdict == "FALSE":
-        return ruling
-    tight = ruling.numbers["low"] >= 0.9
-    return decide_fact(True, ruling.text, **ruling.numbers) if tight else not_here(f"too noisy to tell; {ruling.text}")
-
-
-@claim("F12", "empty_cache() after each step helps", needs_gpu=True)
-def _(case):
-    run = case.step.loop()
-    return case.race(run, lambda: (run(), torch.cuda.empty_cache()), "with empty_cache() after each step")
-
-
-@claim("F13", "a GPU always beats the CPU", needs_gpu=True)
-def _(case):
-    here, there = make_toy("cpu", hidden=8), make_toy(case.device, hidden=8)
-    return case.race(here.loop(), there.loop(), "a toy of width 8 on the GPU against the CPU")
-
-
-@claim("F14", "loss.item() in every step ruins the speed")
-def _(case):
-    step, waiting = make_toy(case.device), make_toy(case.device, after=Tensor.item)
-    return case.race(waiting.loop(), step.loop(), "without .item() on the loss", 1.5)

@@ -165,7 +165,10 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
         fixes["library layer"] = launched, f"{n.kernels:,.0f} calls a step, written out"
     if not n.serial:
         fixes["CUDA graph"] = launched, f"the device needs {n.device:.3g} ms of {n.loop:.3g}"
-    fixes["stack of series"] = launched, "many series a launch; a series, not a step, gets faster"
+    # Series beside each other share the launches, and the multiprocessors that one leaves idle.
+    filled = n.loop / predict(n, host=0.0, device=n.device * max(n.filled, 0.01), lost=0.0)
+    side_by_side = filled if math.isfinite(n.filled) else NAN
+    fixes["stack of series"] = side_by_side, "many series a launch; a series, not a step, gets faster"
     if n.serial:  # on a CPU larger operators also compute faster: no bound from the calls alone
         fixes = {name: (NAN, why) for name, (_, why) in fixes.items()}
     else:
@@ -190,7 +193,7 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
 
 
 def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Policy | None = None) -> Diagnosis:
-    """Walk the tree, first match wins; environment: the codes of `environment.Report`.
+    """Walk the tree, first match wins; environment: the codes of `findings.Report`.
 
     A ratio between the least excess and the noise of its two numbers leads to INCONCLUSIVE, unless a later
     and clear reason is found.
@@ -286,3 +289,5 @@ def _evidence(n: Numbers):
         yield f"the host waits at {', '.join(n.wait_lines[:4])}"
     if math.isfinite(n.filled):
         yield f"the kernels fill {n.filled:.0%} of the multiprocessors"
+    if math.isfinite(n.doubling):
+        yield f"twice the samples take the device {n.doubling:.2f} times as long"
