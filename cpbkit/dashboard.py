@@ -6,6 +6,7 @@ and the same command goes on from there.
 
 import shutil
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ SHARE = 0.01  # of the sweep's time that a live view may take
 PERIOD = 1.5  # s between two pictures at the least
 LINE_PERIOD = 0.2  # s between two states of a terminal's line
 LOG_PERIOD = 10.0  # s between two lines where they are kept, as in a file
+SILENCE = 8.0  # s without a word after which a terminal is told that the work goes on
 View = Callable[["State"], None]
 
 
@@ -68,28 +70,50 @@ class Notebook:
 
 
 class Terminal:
-    """The sweep as one line that changes in place, or as a line now and then where lines are kept."""
+    """The sweep as one line that changes in place, or as a line now and then where lines are kept.
+
+    As a context it also speaks up when the sweep itself has nothing to say for long, as in a slow validation.
+    """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self.stream = stream or sys.stderr
         self._clock, self._last, self._over = clock, None, False
+        self._heard, self._text = clock(), ""
         self._in_place = self.stream.isatty()
+        self._left = threading.Event()
+
+    def __enter__(self) -> "Terminal":
+        threading.Thread(target=self._speak_up, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._left.set()
 
     def __call__(self, state: "State") -> None:
         """Write the state if it is time for it; the last one is always written."""
         now, over = self._clock(), state.done >= state.total
+        self._heard, self._text = now, sentence(state)
         period = LINE_PERIOD if self._in_place else LOG_PERIOD
         if self._over or (self._last is not None and now - self._last < period and not over):
             return
-        self._last, self._over = now, over
-        text = sentence(state)
+        self._over = over
+        self._write(self._text, now)
+
+    def _write(self, text: str, now: float) -> None:
+        self._last = now
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
-            text = "\r" + text[:width].ljust(width) + ("\n" if over else "")
+            text = "\r" + text[:width].ljust(width) + ("\n" if self._over else "")
         else:
             text += "\n"
         self.stream.write(text)
         self.stream.flush()
+
+    def _speak_up(self) -> None:
+        while not self._left.wait(1.0):
+            now = self._clock()
+            if self._last is not None and not self._over and now - max(self._last, self._heard) >= SILENCE:
+                self._write(f"{self._text}  at it for {now - self._heard:.0f} s", now)
 
 
 def sentence(state: "State") -> str:

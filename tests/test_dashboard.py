@@ -1,7 +1,9 @@
 """The views of a running sweep: what they show, how often, and where."""
 
 import io
+import re
 import sys
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import IPython
 import pytest
 from test_plots import EXPERIMENT, made_up_monitor, made_up_results, pixels
 
+from cpbkit import dashboard
 from cpbkit.dashboard import Notebook, Terminal, browse, in_notebook, live, sentence
 from cpbkit.plots.sweep import SweepFigure, loss_figure
 
@@ -82,6 +85,17 @@ def test_where_lines_are_kept_there_is_one_in_ten_seconds():
     lines = kept.getvalue().splitlines()
     assert len(lines) == 4 and "\r" not in kept.getvalue()
     assert "0 of 40 done" in lines[2] and "40 of 40 done" in lines[3]
+
+
+def test_a_terminal_speaks_up_when_the_sweep_is_silent(monkeypatch):
+    monkeypatch.setattr(dashboard, "SILENCE", 0.0)
+    kept = io.StringIO()
+    with Terminal(kept) as view:
+        view(State())
+        deadline = time.monotonic() + 30
+        while "at it for" not in kept.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert re.search(r"0 of 40 done  training, epoch 3.*  at it for \d+ s\n", kept.getvalue())
 
 
 @pytest.fixture

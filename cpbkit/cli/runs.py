@@ -146,7 +146,8 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
 
     before, report = len(Run(folder).results()), Run(folder).folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
-    results = sweep(experiment, folder, command=command, on_progress=Terminal(), **place)
+    with Terminal() as view:
+        results = sweep(experiment, folder, command=command, on_progress=view, **place)
     if before:
         click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
     if len(results) > before or not report.exists():
