@@ -166,9 +166,10 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
     if not n.serial:
         fixes["CUDA graph"] = launched, f"the device needs {n.device:.3g} ms of {n.loop:.3g}"
     # Series beside each other share the launches, and the multiprocessors that one leaves idle.
-    filled = n.loop / predict(n, host=0.0, device=n.device * max(n.filled, 0.01), lost=0.0)
-    side_by_side = filled if math.isfinite(n.filled) else NAN
-    fixes["stack of series"] = side_by_side, "many series a launch; a series, not a step, gets faster"
+    shared = NAN
+    if math.isfinite(n.filled):
+        shared = n.loop / predict(n, host=0.0, device=n.device * max(n.filled, 0.01), lost=0.0)
+    fixes["stack of series"] = shared, "many series a launch; a series, not a step, gets faster"
     if n.serial:  # on a CPU larger operators also compute faster: no bound from the calls alone
         fixes = {name: (NAN, why) for name, (_, why) in fixes.items()}
     else:
