@@ -429,101 +429,84 @@ def relative(b: Bars, level: Callable, less: float) -> np.ndarray:
 
 OHLC, HLC, C, V = ("open", "high", "low", "close"), ("high", "low", "close"), ("close",), ("volume",)
 PRICE, DIFFERENCE, SHARE = "price", "price difference", "share of price"
-RETURN, PERCENT, SIGNED, CLOCK = "log return", "0..100", "-1..1", "-1..1"
+RETURN, PER_BAR, PERCENT, SIGNED, CLOCK = "log return", "log return a bar", "0..100", "-1..1", "-1..1"
 
-# Prices and differences of prices come also as a share of the close, under the name with _rel.
-_PLAIN: dict[str, Indicator] = {
+# Function, inputs, description, unit.
+_TABLE = {
     **{
-        f"{c}_return": Indicator(
-            partial(log_return, column=c), tuple(dict.fromkeys((c, "close"))), f"Log {c} less last log close", RETURN
+        f"{c}_return": (
+            partial(log_return, column=c),
+            tuple(dict.fromkeys((c, "close"))),
+            f"Log {c} less last log close",
+            RETURN,
         )
         for c in OHLC
     },
-    **{f"log_{c}": Indicator(partial(log, column=c), (c,), f"Natural logarithm of the {c}", "log price") for c in OHLC},
-    "sma": Indicator(partial(sma, n=20), C, "Simple moving average, 20 bars", PRICE),
-    "ema": Indicator(partial(ema, n=20), C, "Exponential moving average, 20 bars (weight 2/21)", PRICE),
-    "wma": Indicator(partial(wma, n=20), C, "Linearly weighted moving average, 20 bars", PRICE),
-    "rsi": Indicator(rsi, C, "Relative strength index, 14 bars (Wilder 1978); no change: 50", PERCENT),
-    "macd": Indicator(macd, C, "EMA 12 - EMA 26 (Appel 1979)", DIFFERENCE),
-    "macd_signal": Indicator(macd_signal, C, "EMA 9 of macd (Appel 1979)", DIFFERENCE),
-    "macd_histogram": Indicator(macd_histogram, C, "macd - macd_signal (Aspray 1986)", DIFFERENCE),
-    "roc": Indicator(roc, C, "Rate of change, 12 bars", "percent"),
-    "bb_upper": Indicator(partial(band, side=1), C, "SMA 20 + 2 population deviations (Bollinger 2001)", PRICE),
-    "bb_lower": Indicator(partial(band, side=-1), C, "SMA 20 - 2 population deviations (Bollinger 2001)", PRICE),
-    "bb_width": Indicator(bb_width, C, "BandWidth: bb_upper - bb_lower over their middle (Bollinger 2001)", SHARE),
-    "bb_position": Indicator(
-        bb_position, C, "%b: 0 at bb_lower, 1 at bb_upper (Bollinger 2001); no deviation: 0.5", "share of band"
+    **{f"log_{c}": (partial(log, column=c), (c,), f"Natural logarithm of the {c}", "log price") for c in OHLC},
+    "sma": (partial(sma, n=20), C, "Simple moving average, 20 bars", PRICE),
+    "ema": (partial(ema, n=20), C, "Exponential moving average, 20 bars (weight 2/21)", PRICE),
+    "wma": (partial(wma, n=20), C, "Linearly weighted moving average, 20 bars", PRICE),
+    "rsi": (rsi, C, "Relative strength index, 14 bars (Wilder 1978); no change: 50", PERCENT),
+    "macd": (macd, C, "EMA 12 - EMA 26 (Appel 1979)", DIFFERENCE),
+    "macd_signal": (macd_signal, C, "EMA 9 of macd (Appel 1979)", DIFFERENCE),
+    "macd_histogram": (macd_histogram, C, "macd - macd_signal (Aspray 1986)", DIFFERENCE),
+    "roc": (roc, C, "Rate of change, 12 bars", "percent"),
+    "bb_upper": (partial(band, side=1), C, "SMA 20 + 2 population deviations (Bollinger 2001)", PRICE),
+    "bb_lower": (partial(band, side=-1), C, "SMA 20 - 2 population deviations (Bollinger 2001)", PRICE),
+    "bb_width": (bb_width, C, "BandWidth: bb_upper - bb_lower over their middle (Bollinger 2001)", SHARE),
+    "bb_position": (bb_position, C, "%b: 0 at bb_lower, 1 at bb_upper (Bollinger 2001); flat: 0.5", "share of band"),
+    "atr": (partial(atr, n=14), HLC, "Average true range, 14 bars (Wilder 1978)", DIFFERENCE),
+    "adx": (adx, HLC, "Average directional index, 14 bars (Wilder 1978); no movement: 0", PERCENT),
+    "plus_di": (partial(di, side=1), HLC, "+DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
+    "minus_di": (partial(di, side=-1), HLC, "-DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
+    "stoch_k": (stoch_k, HLC, "Slow stochastic %K, 14 and 3 bars (Lane 1984); no range: 50", PERCENT),
+    "stoch_d": (partial(mean, of=stoch_k, n=3), HLC, "Slow stochastic %D: SMA 3 of stoch_k (Lane 1984)", PERCENT),
+    "cci": (cci, HLC, "Commodity channel index, 20 bars (Lambert 1980); no deviation: 0", "index"),
+    "williams_r": (williams_r, HLC, "Williams %R, 14 bars (Williams 1973); no range: -50", "-100..0"),
+    "obv": (obv, C + V, "On-balance volume since the first row (Granville 1963)", "volume"),
+    "obv_rel": (obv_rel, C + V, "Change of obv over 20 bars as a share of their volume; no volume: 0", SIGNED),
+    "mfi": (mfi, HLC + V, "Money flow index, 14 bars (Quong and Soudack 1989); no flow: 50", PERCENT),
+    "vwap": (vwap, HLC + V, "Mean price by volume, 20 bars (Berkowitz et al. 1988); no volume: the bar's own", PRICE),
+    "vwap_session": (vwap_session, HLC + V, "The same since 00:00 UTC; no volume: the bar's own", PRICE),
+    "donchian_upper": (partial(highest, n=20), ("high",), "Highest of 20 bars, with this (Donchian 1960)", PRICE),
+    "donchian_lower": (partial(lowest, n=20), ("low",), "Lowest of 20 bars, with this (Donchian 1960)", PRICE),
+    "keltner_upper": (partial(keltner, side=1), HLC, "EMA 20 + 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE),
+    "keltner_lower": (partial(keltner, side=-1), HLC, "EMA 20 - 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE),
+    "volatility": (volatility, C, "Close-to-close volatility: sample deviation of 20 log returns", PER_BAR),
+    "volatility_parkinson": (
+        parkinson,
+        ("high", "low"),
+        "The same from the ranges of 20 bars (Parkinson 1980)",
+        PER_BAR,
     ),
-    "atr": Indicator(partial(atr, n=14), HLC, "Average true range, 14 bars (Wilder 1978)", DIFFERENCE),
-    "adx": Indicator(adx, HLC, "Average directional index, 14 bars (Wilder 1978); no movement: 0", PERCENT),
-    "plus_di": Indicator(partial(di, side=1), HLC, "+DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
-    "minus_di": Indicator(partial(di, side=-1), HLC, "-DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
-    "stoch_k": Indicator(stoch_k, HLC, "Slow stochastic %K, 14 and 3 bars (Lane 1984); no range: 50", PERCENT),
-    "stoch_d": Indicator(
-        partial(mean, of=stoch_k, n=3), HLC, "Slow stochastic %D: SMA 3 of stoch_k (Lane 1984)", PERCENT
+    "volatility_garman_klass": (
+        garman_klass,
+        OHLC,
+        "The same from ranges and bodies, 20 bars (Garman, Klass 1980)",
+        PER_BAR,
     ),
-    "cci": Indicator(cci, HLC, "Commodity channel index, 20 bars (Lambert 1980); no deviation: 0", "index"),
-    "williams_r": Indicator(williams_r, HLC, "Williams %R, 14 bars (Williams 1973); no range: -50", "-100..0"),
-    "obv": Indicator(obv, C + V, "On-balance volume since the first row (Granville 1963)", "volume"),
-    "obv_rel": Indicator(
-        obv_rel, C + V, "Change of obv over 20 bars as a share of their volume; nothing traded: 0", SIGNED
+    "volatility_rogers_satchell": (
+        rogers_satchell,
+        OHLC,
+        "Drift-free volatility, 20 bars (Rogers, Satchell 1991)",
+        PER_BAR,
     ),
-    "mfi": Indicator(mfi, HLC + V, "Money flow index, 14 bars (Quong and Soudack 1989); no flow: 50", PERCENT),
-    "vwap": Indicator(
-        vwap,
-        HLC + V,
-        "Mean price by volume, 20 bars (Berkowitz, Logue and Noser 1988); nothing traded: the bar's own",
-        PRICE,
-    ),
-    "vwap_session": Indicator(
-        vwap_session, HLC + V, "The same since 00:00 UTC of the bar's day; nothing traded: the bar's own", PRICE
-    ),
-    "donchian_upper": Indicator(
-        partial(highest, n=20), ("high",), "Highest of 20 bars, with this (Donchian 1960)", PRICE
-    ),
-    "donchian_lower": Indicator(partial(lowest, n=20), ("low",), "Lowest of 20 bars, with this (Donchian 1960)", PRICE),
-    "keltner_upper": Indicator(
-        partial(keltner, side=1), HLC, "EMA 20 + 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE
-    ),
-    "keltner_lower": Indicator(
-        partial(keltner, side=-1), HLC, "EMA 20 - 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE
-    ),
-    "volatility": Indicator(
-        volatility, C, "Close-to-close volatility: sample deviation of 20 log returns", "log return a bar"
-    ),
-    "volatility_parkinson": Indicator(
-        parkinson, ("high", "low"), "Volatility from the ranges of 20 bars (Parkinson 1980)", "log return a bar"
-    ),
-    "volatility_garman_klass": Indicator(
-        garman_klass, OHLC, "Volatility from ranges and bodies, 20 bars (Garman and Klass 1980)", "log return a bar"
-    ),
-    "volatility_rogers_satchell": Indicator(
-        rogers_satchell, OHLC, "Drift-free volatility, 20 bars (Rogers and Satchell 1991)", "log return a bar"
-    ),
-    "volatility_yang_zhang": Indicator(
-        yang_zhang, OHLC, "Drift-free, with opening jumps, 20 bars (Yang and Zhang 2000)", "log return a bar"
-    ),
-    "volume_norm": Indicator(volume_norm, V, "Volume over its mean of 20 bars; nothing traded: 0", "ratio"),
-    "volume_zscore": Indicator(
-        volume_zscore, V, "Volume less its mean of 20 bars, over their population deviation; constant: 0", "ratio"
-    ),
-    "hour_sin": Indicator(partial(turn, wave=np.sin, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
-    "hour_cos": Indicator(partial(turn, wave=np.cos, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
-    "week_sin": Indicator(partial(turn, wave=np.sin, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
-    "week_cos": Indicator(partial(turn, wave=np.cos, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
+    "volatility_yang_zhang": (yang_zhang, OHLC, "Drift-free, with opening jumps, 20 bars (Yang, Zhang 2000)", PER_BAR),
+    "volume_norm": (volume_norm, V, "Volume over its mean of 20 bars; nothing traded: 0", "ratio"),
+    "volume_zscore": (volume_zscore, V, "Volume less its mean over its deviation, 20 bars; constant: 0", "ratio"),
+    "hour_sin": (partial(turn, wave=np.sin, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
+    "hour_cos": (partial(turn, wave=np.cos, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
+    "week_sin": (partial(turn, wave=np.sin, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
+    "week_cos": (partial(turn, wave=np.cos, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
 }
 
 
 def _relative(name: str, level: Indicator) -> Indicator:
-    less = 1.0 if level.unit == PRICE else 0.0
-    return Indicator(
-        partial(relative, level=level.function, less=less),
-        tuple(dict.fromkeys((*level.inputs, "close"))),
-        f"{name} over the close, less 1" if less else f"{name} over the close",
-        SHARE,
-    )
+    less, text = (1.0, ", less 1") if level.unit == PRICE else (0.0, "")
+    inputs = tuple(dict.fromkeys((*level.inputs, "close")))
+    return Indicator(partial(relative, level=level.function, less=less), inputs, f"{name} over the close{text}", SHARE)
 
 
-INDICATORS: dict[str, Indicator] = _PLAIN | {
-    f"{name}_rel": _relative(name, i) for name, i in _PLAIN.items() if i.unit in (PRICE, DIFFERENCE)
-}
+INDICATORS: dict[str, Indicator] = {name: Indicator(*row) for name, row in _TABLE.items()}
+# Prices and differences of prices come also as a share of the close.
+INDICATORS |= {f"{name}_rel": _relative(name, i) for name, i in INDICATORS.items() if i.unit in (PRICE, DIFFERENCE)}
