@@ -19,13 +19,12 @@ from cpbkit.data.synthetic import make_market
 from cpbkit.evaluate import Judgement, judge_heads, verdicts
 from cpbkit.experiment import Experiment, Model, Task, vary
 from cpbkit.folds import Forecaster
-from cpbkit.health import Check, check_results
 from cpbkit.metrics import echo_lag
 from cpbkit.models import naive
 from cpbkit.presets import PRESETS
+from cpbkit.series import try_out
 from cpbkit.train import assemble, loss_per_model
 from cpbkit.windows import Series, Splits, Windows, from_klines, split
-from cpbkit.work import Result, Unit, work
 
 PLACEBO_SHARE = 0.05  # of twins that may be beaten by chance
 TWINS = 20
@@ -297,7 +296,7 @@ def check_calibration(
 def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", twins: int = TWINS) -> list[Finding]:
     """Run every check over the kit's own way of the data, with a model that is trained anew each time it is asked.
 
-    forecaster: as `cpbkit.folds.refit` makes one; it is called 5 + twins times. model: the floor that it is, if any.
+    forecaster: as `cpbkit.folds.refit` makes one; it is called 6 + twins times. model: the floor that it is, if any.
     """
     series = from_klines(klines, task)
     splits = split(series, task)
@@ -321,38 +320,6 @@ def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = ""
         check_echo(series.levels[:, 0], splits.test, ahead, horizon),
         *check_calibration(),
     ]
-
-
-def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
-    """Train and judge each trial as a sweep does; return a row each: errors on the test split, and how healthy it is.
-
-    r2 and mae are of the first head's level, in its own unit; `why` is the first of the worst rows of its health.
-    """
-    rows, known = [], {}
-    for name, experiment in trials.items():
-        if experiment not in known:  # the same again would end the same
-            known[experiment] = _try_out(experiment, series)
-        line, checks = known[experiment]
-        judged = next(iter(line["test"].values()), {})
-        worst = max(checks, key=lambda check: ("OK", "NOTE", "SICK").index(check.verdict))
-        rows.append(
-            {
-                "trial": name,
-                "r2": judged.get("r2"),
-                "persistence's r2": judged.get("r2_persistence"),
-                "mae": judged.get("level_mae"),
-                "health": worst.verdict,
-                "why": "" if worst.verdict == "OK" else f"{worst.check}: {worst.evidence}",
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _try_out(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
-    """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
-    unit = Unit(series.name, experiment, (series,), "cuda" if torch.cuda.is_available() else "cpu")
-    (line,) = (message.line for message in work(unit) if isinstance(message, Result))
-    return line, check_results([line])
 
 
 LEAKS: dict[str, Callable[[pd.Series], pd.Series]] = {  # what a column may not be of the closes
@@ -437,11 +404,11 @@ def plant_sicknesses() -> list[Finding]:
     sound, series = vary(PRESETS["quick"], **PLANTED), autoregression(0.6, 1500, 0)
     found = []
     for name, (suspect, settings, spoil) in SICKNESSES.items():
-        _, checks = _try_out(vary(sound, **settings), spoil(series))
+        _, checks = try_out(vary(sound, **settings), spoil(series))
         (check,) = (check for check in checks if check.check == suspect)
         seen = "OK" if check.verdict != "OK" else "FAIL"
         found.append(Finding(name, seen, f"{check.check} {check.verdict}: {check.evidence}"))
-    _, checks = _try_out(sound, series)
+    _, checks = try_out(sound, series)
     wrong = [check for check in checks if check.verdict != "OK"]
     text = "; ".join(f"{check.check}: {check.evidence}" for check in wrong) or f"{len(checks)} checks are OK"
     return [*found, Finding("no sickness", "FAIL" if wrong else "OK", text)]

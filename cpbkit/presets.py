@@ -193,7 +193,7 @@ BANDWIDTH_CHANGES = {
 
 
 def one_change_each(after: Experiment, changes: Mapping[str, Mapping]) -> dict[str, Experiment]:
-    """Return the experiment before all changes, with each of them alone, and after all.
+    """Return the experiment before all changes, with each of them alone, after all but each of them, and after all.
 
     changes: by name, the settings as they were before.
     """
@@ -202,4 +202,4 @@ def one_change_each(after: Experiment, changes: Mapping[str, Mapping]) -> dict[s
         return vary(after, **{setting: value for name in names for setting, value in changes[name].items()})
 
     alone = {f"{name} alone": undo(other for other in changes if other != name) for name in changes}
-    return {"none": undo(changes), **alone, "all": after}
+    return {"none": undo(changes), **alone, **{f"all but {name}": undo([name]) for name in changes}, "all": after}

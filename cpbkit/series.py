@@ -1,4 +1,4 @@
-"""Any time series table: train one model as published tables do, and measure its errors on the scaled columns."""
+"""Any time series: train one model as published tables do, or several side by side as a sweep does."""
 
 import dataclasses
 import math
@@ -13,11 +13,13 @@ from torch import nn
 
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.experiment import Experiment, Model, vary
+from cpbkit.health import Check, check_results
 from cpbkit.models import zoo
 from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
 from cpbkit.train import Finished, Fit, fit, precision
-from cpbkit.windows import Windows, from_table, split_rows
+from cpbkit.windows import Series, Windows, from_table, split_rows
+from cpbkit.work import Result, Unit, work
 
 PERSISTENCE = "persistence"
 CHOICES = (PERSISTENCE, *(name for name, preset in PRESETS.items() if preset.task.target_scale != "none"))
@@ -172,3 +174,35 @@ def _errors(net: nn.Module | None, windows: Windows) -> tuple[np.ndarray, np.nda
 
 def _mean(errors: np.ndarray) -> Errors:
     return Errors(errors.shape[1], *errors.mean((1, 2)).tolist())
+
+
+def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
+    """Train and judge each trial as a sweep does; return a row each: errors on the test split, and how healthy it is.
+
+    r2 and mae are of the first head's level, in its own unit; `why` is the first of the worst rows of its health.
+    """
+    rows, known = [], {}
+    for name, experiment in trials.items():
+        if experiment not in known:  # the same again would end the same
+            known[experiment] = try_out(experiment, series)
+        line, checks = known[experiment]
+        judged = next(iter(line["test"].values()), {})
+        worst = max(checks, key=lambda check: ("OK", "NOTE", "SICK").index(check.verdict))
+        rows.append(
+            {
+                "trial": name,
+                "r2": judged.get("r2"),
+                "persistence's r2": judged.get("r2_persistence"),
+                "mae": judged.get("level_mae"),
+                "health": worst.verdict,
+                "why": "" if worst.verdict == "OK" else f"{worst.check}: {worst.evidence}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def try_out(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
+    """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
+    unit = Unit(series.name, experiment, (series,), "cuda" if torch.cuda.is_available() else "cpu")
+    (line,) = (message.line for message in work(unit) if isinstance(message, Result))
+    return line, check_results([line])

@@ -250,15 +250,6 @@ def test_the_command_fails_where_a_planted_one_is_missed(monkeypatch):
         assert ("nothing changes" in shown.stdout) == bool(code)
 
 
-def test_trials_are_compared_on_one_series():
-    quick = vary(PRESETS["quick"], **audit.PLANTED)
-    trials = {"plain": quick, "again": quick, "stuck": vary(quick, learning_rate=1e-7)}
-    plain, again, stuck = audit.compare(trials, audit.autoregression(0.6, 1500, 0)).to_dict("records")
-    assert {**plain, "trial": "again"} == again and (plain["health"], plain["why"]) == ("OK", "")
-    assert (stuck["health"], stuck["why"][:12]) == ("NOTE", "learns: trai") and plain["mae"] < stuck["mae"]
-    assert stuck["r2"] == pytest.approx(stuck["persistence's r2"], abs=1e-3) and plain["r2"] > stuck["r2"]
-
-
 def test_verdicts_are_calibrated():
     found = audit.check_calibration()
     assert [f.verdict for f in found] == ["OK", "OK"], found

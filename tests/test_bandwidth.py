@@ -115,13 +115,12 @@ def test_what_is_declared_wrongly_is_refused():
 def test_each_change_is_made_alone():
     preset = PRESETS["bandwidth"]
     trials = one_change_each(preset, BANDWIDTH_CHANGES)
-    assert (
-        list(trials) == ["none", *(f"{name} alone" for name in BANDWIDTH_CHANGES), "all"] and len(trials) == 1 + 8 + 1
-    )
+    assert len(BANDWIDTH_CHANGES) == 8 and len(trials) == 1 + 8 + 8 + 1
     assert trials["all"] == preset
     for name, before in BANDWIDTH_CHANGES.items():
         alone = trials[f"{name} alone"]
         assert vary(alone, **before) == trials["none"]
+        assert vary(preset, **before) == trials[f"all but {name}"]
         changed = {line.partition(":")[0].partition(".")[2] for line in difference(trials["none"], alone)}
         assert changed == set(before)
     everything = {line.partition(":")[0].partition(".")[2] for line in difference(trials["none"], preset)}
