@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from cpbkit.errors import UnknownName
+from cpbkit.experiment import vary
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
+from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.probes import HostClock
 from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.trials import Gain, compare, try_fixes
@@ -131,6 +133,31 @@ def test_every_preset_has_a_step(name):
     step.train(None)
     assert any(not torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     assert all(p.isfinite().all() for p in step.model.parameters())
+
+
+def test_each_measurement_of_a_preset_begins_its_training_anew():
+    step = preset_step(vary(PRESETS["quick"], precision="tf32"), device="cpu")
+    before, ends = torch.get_float32_matmul_precision(), []
+    for _ in range(2):
+        with preserved(step):
+            for _ in range(3):
+                step.train(None)
+            ends.append([p.detach().clone() for p in step.model.parameters()])
+        assert torch.get_float32_matmul_precision() == before, "the training had set its own"
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(ends[0], step.model.parameters(), strict=True))
+
+
+def test_a_closed_form_is_measured_as_one_and_has_no_batch():
+    found = diagnose(preset_step("ridge_ar", device="cpu"), seconds=2)
+    assert found.failure == "" and found.measured.numbers.batch > 1000
+    assert not found.predicted.graph and "larger batch" not in {gain.fix for gain in found.gains}
+
+
+@pytest.mark.gpu
+def test_a_preset_is_one_launch_on_a_gpu():
+    n = measure(preset_step("quick", device="cuda"), 10).numbers
+    assert n.kernels > 100 and n.host < n.device / 2
 
 
 def test_a_preset_is_diagnosed_and_stacked():

@@ -37,11 +37,18 @@ def make_trace(new=True):
 @pytest.mark.parametrize("new", [True, False])
 def test_a_trace_by_hand(new):
     trace = read_trace(make_trace(new))
-    assert trace.steps == 2 and trace.kernels == 2 and trace.waits == 1
+    assert trace.steps == 2 and trace.kernels == 2 and trace.launches == 2 and trace.waits == 1
     assert trace.device == pytest.approx((30 + 20 - 10 + 5) / 1e3)
     assert trace.copy == pytest.approx(0.005) and trace.waiting == pytest.approx(0.015)
     assert trace.filled == pytest.approx((0.5 * 30 + 1.0 * 20) / 50)
     assert trace.names == ("RNN_blockPersist_bp_LSTM", "RNN_blockPersist_fp_LSTM")
+
+
+def test_a_graph_is_one_launch_of_many_kernels():
+    graph = [e for e in make_trace() if e["name"] != "cudaLaunchKernel"]
+    graph += [event("cuda_runtime", "cudaGraphLaunch", 100.0 * i + 1, 8) for i in range(2)]
+    trace = read_trace(graph)
+    assert (trace.launches, trace.kernels) == (1, 2)
 
 
 def test_traces_that_say_nothing_are_refused():
@@ -69,7 +76,7 @@ def test_the_standard_error_is_that_of_a_median():
 
 
 def test_without_a_plug_the_reason_is_said():
-    plug = run_plug(make_clock("cpu"), lambda: None, 10, 1e-3)
+    plug = run_plug(make_clock("cpu"), lambda: None, 10, 10, 1e-3)
     assert math.isnan(plug.host) and "no kernel that only waits" in plug.reason
 
 

@@ -17,6 +17,8 @@ from cpbkit.presets import PRESETS
 @as_json
 def doctor(preset, seconds, claims, inject, as_json):
     """Say what is wrong with the machine, and why a step takes as long as it does."""
+    if inject and (claims or preset):
+        raise click.UsageError("--inject puts faults into a toy of its own: it goes without --preset and --claims")
     if claims:
         from cpbkit.gpu_check.claims import judge_claims
         from cpbkit.gpu_check.doctor import preset_step

@@ -213,7 +213,7 @@ def _split_device(clock, n: Numbers, step: Step, batch, resident) -> Measured:
         n = replace(n, rnn=read_path(trace.names) or n.rnn)
     elif any(isinstance(t, Tensor) for t in tree_leaves(batch)):
         n = replace(n, copy=time_block(clock, lambda: to_device(batch, step.place), 20) * 1e3)
-    plug = run_plug(clock, lambda: step.train(resident), launches, n.resident / 1e3)
+    plug = run_plug(clock, lambda: step.train(resident), launches, n.kernels, n.resident / 1e3)
     if not plug.reason:
         n = replace(n, host=plug.host * 1e3, device=max(plug.device * 1e3 + n.copy, 1e-6))
         if trace is None:
@@ -236,7 +236,7 @@ def _double(clock, step: Step, resident, device: float, n: Numbers) -> float:
     try:
         run = step.on_samples(resident, 2 * n.batch)
         run()
-        return run_plug(clock, run, n.kernels, n.resident / 1e3).device / device
+        return run_plug(clock, run, n.kernels, n.kernels, n.resident / 1e3).device / device
     except (RuntimeError, ValueError):
         return NAN
 

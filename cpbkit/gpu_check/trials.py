@@ -134,7 +134,7 @@ def _try_half(step: Step, seconds: float) -> Gain:
 
 def _try_graph(step: Step, seconds: float) -> Gain | None:
     """Capture the step on one resident batch and replay it; needs an optimiser that can be captured."""
-    if torch.device(step.place).type != "cuda":
+    if step.graph or torch.device(step.place).type != "cuda":
         return None
     batch = to_device(next(step.feed()), step.place)
     if step.optimizer:
