@@ -16,6 +16,7 @@ from cpbkit.data.klines import validate
 from cpbkit.data.synthetic import make_market
 from cpbkit.evaluate import judge_heads
 from cpbkit.experiment import Task, vary
+from cpbkit.health import Check
 from cpbkit.presets import PRESETS
 from cpbkit.windows import from_klines, split
 
@@ -238,6 +239,8 @@ def test_a_check_that_sees_nothing_or_everything_fails_the_planted_ones(monkeypa
     assert [f.check for f in audit.plant_leaks() if f.verdict == "OK"] == ["overlapping splits", "no leak"]
     monkeypatch.setattr(audit, "check_future", lambda *_: dataclasses.replace(blind, verdict="FAIL"))
     assert [f.check for f in audit.plant_leaks() if f.verdict == "FAIL"] == ["no leak"]
+    monkeypatch.setattr(audit, "try_out", lambda *_: ({}, [Check("S", "finite", "OK", "every loss")]))
+    assert [f.check for f in audit.plant_sicknesses() if f.verdict == "OK"] == ["no sickness"]
 
 
 def test_the_command_fails_where_a_planted_one_is_missed(monkeypatch):
