@@ -32,15 +32,18 @@ class Indicator:
 class Bars:
     """The columns of one frame, and what was computed from them: each result once."""
 
-    def __init__(self, frame: pd.DataFrame):
-        self.frame = frame
+    def __init__(self, frame: pd.DataFrame, columns: list[str]):
+        self.index = frame.index
+        # A table of floats is taken whole: to pick columns from it takes longer than to compute two indicators.
+        table = frame if set(frame.dtypes) == {np.dtype(float)} else frame[columns]
+        self.columns = dict(zip(table.columns, table.to_numpy(float).T, strict=True))
         self.results: dict[tuple, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return len(self.frame)
+        return len(self.index)
 
     def __getitem__(self, column: str) -> np.ndarray:
-        return self.get(_column, name=column)
+        return self.columns[column]
 
     def get(self, function: Callable, **arguments) -> np.ndarray:
         """Return `function(bars, **arguments)`, computed at the first call."""
@@ -57,28 +60,24 @@ def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 
     Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing.
     """
-    names, columns = list(names), set(frame.columns)
+    names, needed = list(names), {}
     for name in names:
         if name not in INDICATORS:
             check_name("indicator", name, INDICATORS)
-        for column in INDICATORS[name].inputs:
-            if column not in columns:
-                got = ", ".join(map(str, frame.columns))
-                raise DataError(f"{name} needs the column {column!r}; got {got}")
-    bars, values = Bars(frame), np.empty((len(names), len(frame)))
+        needed |= dict.fromkeys(INDICATORS[name].inputs, name)
+    for column, name in needed.items():
+        if column not in frame.columns:
+            raise DataError(f"{name} needs the column {column!r}; got {', '.join(map(str, frame.columns))}")
+    bars, values = Bars(frame, list(needed)), np.empty((len(names), len(frame)))
     with np.errstate(divide="ignore", invalid="ignore"):
         for name, row in zip(names, values, strict=True):
             row[:] = bars.get(INDICATORS[name].function)
     return pd.DataFrame(values.T, index=frame.index, columns=names, copy=False)
 
 
-def _column(b: Bars, name: str) -> np.ndarray:
-    return np.ascontiguousarray(b.frame[name], float)
-
-
 def _seconds(b: Bars) -> np.ndarray:
     """Bar starts in seconds since 1970, UTC."""
-    index = b.frame.index
+    index = b.index
     if not isinstance(index, pd.DatetimeIndex):
         raise DataError(f"calendar and session indicators need an index of times; got {index.dtype}")
     return index.as_unit("ns").asi8 // 1_000_000_000
@@ -225,9 +224,10 @@ def ema(b: Bars, n: int, start: int = 0) -> np.ndarray:
 
 
 def wma(b: Bars, n: int) -> np.ndarray:
-    if len(b) < n:
-        return np.full(len(b), NAN)
-    return _after(n - 1, np.correlate(b["close"], np.arange(1.0, n + 1), "valid") / (n * (n + 1) / 2))
+    def join(older, newer, width, _):  # sums, and sums with the weights 1, 2, ...
+        return older[0] + newer[0], older[1] + newer[1] + width * newer[0]
+
+    return _windows(join, (b["close"], b["close"]), n) / (n * (n + 1) / 2)
 
 
 def highest(b: Bars, n: int) -> np.ndarray:
@@ -493,7 +493,7 @@ _TABLE = {
     ),
     "volatility_yang_zhang": (yang_zhang, OHLC, "Drift-free, with opening jumps, 20 bars (Yang, Zhang 2000)", PER_BAR),
     "volume_norm": (volume_norm, V, "Volume over its mean of 20 bars; nothing traded: 0", "ratio"),
-    "volume_zscore": (volume_zscore, V, "Volume less its mean over its deviation, 20 bars; constant: 0", "ratio"),
+    "volume_zscore": (volume_zscore, V, "Z-score of the volume, 20 bars, population deviation; constant: 0", "ratio"),
     "hour_sin": (partial(turn, wave=np.sin, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
     "hour_cos": (partial(turn, wave=np.cos, period=DAY), (), "Time of day of the bar's start, UTC", CLOCK),
     "week_sin": (partial(turn, wave=np.sin, period=WEEK), (), "Time of week of the bar's start, UTC", CLOCK),
