@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from conftest import ROOT
 
 from cpbkit.audit import Finding
 from cpbkit.cli.command import Commands
@@ -65,6 +66,16 @@ def test_help_of_a_command_shows_an_example_that_parses(path, command):
     assert examples
     for example in examples:
         command.make_context(path[-1], shlex.split(example.removeprefix(start)))
+
+
+def test_every_command_of_the_readme_parses():
+    commands = dict(leaves(cpbkit))
+    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("    cpbkit ")]
+    assert len(shown) > 5
+    for line in shown:
+        words = shlex.split(line.strip(), comments=True)[1:]
+        path = next(path for path in commands if path == tuple(words[: len(path)]))
+        commands[path].make_context(path[-1], words[len(path) :])
 
 
 def test_a_failure_is_one_line_and_exit_code_1():
