@@ -18,6 +18,7 @@ from cpbkit.data.klines import (
     split_name,
     validate,
 )
+from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, UnknownName
 
 
@@ -75,6 +76,16 @@ def test_a_known_halt_is_named_on_spot_only():
     assert validate(frame, "BTCUSDT_15m", market="um").passport.unexplained == 5
     longer = validate(frame[frame.index != "2023-03-24 15:00"], "BTCUSDT_15m", market="spot").passport
     assert longer.unexplained == 1
+
+
+@given(st.integers(0, len(HALTS) - 1), st.integers(-30, 30), st.integers(1, 30))
+def test_the_halt_of_a_gap_is_the_one_that_covers_it(number, offset, quarters):
+    quarter = 900 * 10**9
+    start = HALTS[number].start + offset * quarter
+    end = start + quarters * quarter
+    covering = [i for i, halt in enumerate(HALTS) if halt.start <= start and end <= halt.end]
+    assert halts_of(np.array([start]), np.array([end]), "spot").tolist() == (covering or [-1])
+    assert halts_of(np.array([start]), np.array([end]), "um").tolist() == [-1]
 
 
 def test_a_gap_that_outlasts_the_halt_is_not_explained_by_it():
