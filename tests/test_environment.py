@@ -140,7 +140,7 @@ def fake_nvml(**answers):
     def refuse(*_):
         raise Refused("Not Supported")
 
-    names = ("SystemGetDriverVersion", "SystemGetCudaDriverVersion", "DeviceGetHandleByIndex",
+    names = ("SystemGetDriverVersion", "SystemGetCudaDriverVersion", "DeviceGetCount", "DeviceGetHandleByIndex",
              "DeviceGetComputeRunningProcesses")  # fmt: skip
     calls = {f"nvml{n}": (lambda *_, value=answers[n]: value) if n in answers else refuse for n in names}
     return types.SimpleNamespace(NVMLError=Refused, **calls)
@@ -154,6 +154,7 @@ def test_nvml_answers_and_refusals():
         fake_nvml(
             SystemGetDriverVersion="580.65",
             SystemGetCudaDriverVersion=12080,
+            DeviceGetCount=1,
             DeviceGetHandleByIndex=object(),
             DeviceGetComputeRunningProcesses=[own, other],
         ),
@@ -164,6 +165,14 @@ def test_nvml_answers_and_refusals():
     assert unseen == []
     seen = environment.ask_nvml(fake_nvml(), unseen)
     assert seen == {"driver": "", "driver_cuda": None} and len(unseen) == 3
+
+
+def test_other_processes_are_those_of_the_device_that_is_used(monkeypatch):
+    nvml = fake_nvml(DeviceGetCount=2)
+    nvml.nvmlDeviceGetHandleByIndex = lambda i: i
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda i: [types.SimpleNamespace(pid=i + 1, usedGpuMemory=10**9)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert environment.ask_nvml(nvml, [])["others"] == ((2, 10**9),)
 
 
 def test_only_recomputable_things_are_called_clearable(tmp_path):

@@ -1,7 +1,9 @@
 """A person's objects are as they were, whatever a step did to them."""
 
+import collections
 import functools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ class Person:
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.generator = torch.Generator().manual_seed(1)
         self.losses, self.seen, self.best, self.steps = [], {1}, {"loss": 9.0}, 0
+        self.last, self.state = collections.deque(maxlen=3), types.SimpleNamespace(epoch=0)
         self.x = torch.randn(8, 3)
 
     def step(self):
@@ -33,6 +36,8 @@ class Person:
         self.schedule.step()
         self.losses.append(loss)
         self.steps += 1
+        self.last.append(loss.item())
+        self.state.epoch += 1
         self.seen.add(len(self.seen) + 1)
         self.best["loss"] = loss.item()
         print("loss", loss.item())
@@ -44,7 +49,14 @@ class Person:
         tensors += [torch.get_rng_state(), self.generator.get_state()]
         plain = [m.training for m in self.model.modules()], [g["lr"] for g in self.optimizer.param_groups]
         plain += (self.schedule.last_epoch, random.getstate(), repr(np.random.get_state()), len(self.losses))
-        return [t.clone() for t in tensors], (*plain, self.steps, set(self.seen), dict(self.best))
+        return [t.clone() for t in tensors], (
+            *plain,
+            self.steps,
+            list(self.last),
+            self.state.epoch,
+            set(self.seen),
+            dict(self.best),
+        )
 
 
 def seed_all():

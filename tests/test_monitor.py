@@ -8,6 +8,7 @@ import pytest
 
 from cpbkit.gpu_check import monitor
 from cpbkit.gpu_check.monitor import Monitor, growth
+from cpbkit.gpu_check.nvml import load_nvml, nvml_handles
 
 
 class Refused(Exception):
@@ -84,7 +85,7 @@ def test_a_lost_gpu_and_an_old_library_do_not_stop_the_watch():
 
 
 def test_a_missing_library_is_a_problem_and_no_error():
-    nvml, problem = monitor.load_nvml()
+    nvml, problem = load_nvml()
     assert (nvml is None) == bool(problem)
 
 
@@ -95,9 +96,9 @@ def test_visible_devices_choose_the_handles(monkeypatch):
     nvml.nvmlDeviceGetCount = lambda: 3
     for value, expected in {"2,0": [2, 0], "GPU-7a": ["GPU-7a"], "": [], "1,-1,0": [1]}.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        assert monitor.nvml_handles(nvml) == expected
+        assert nvml_handles(nvml) == expected
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert monitor.nvml_handles(nvml) == [0, 1, 2]
+    assert nvml_handles(nvml) == [0, 1, 2]
 
 
 def test_an_error_in_the_thread_is_reported_and_the_thread_goes_on(monkeypatch):

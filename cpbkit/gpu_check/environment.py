@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpbkit.gpu_check.nvml import Ask, load_nvml, nvml_handles
+
 DEBUG_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "every launch waits for the device",
     "TORCH_USE_CUDA_DSA": "kernels carry assertions",
@@ -98,8 +100,12 @@ def host_memory() -> int:
         return 0
 
 
-def free_memory() -> float:
-    """Return the bytes of host memory that programs may still take; infinity where the system does not say."""
+def free_memory(device: str = "cpu") -> float:
+    """Return the bytes of a device that programs may still take; infinity where the system does not say."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
@@ -113,19 +119,6 @@ def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:
     folders += sorted(temporary.glob("torchinductor_*"))
     sizes = {str(f): sum(p.stat().st_size for p in f.rglob("*") if p.is_file()) for f in folders if f.is_dir()}
     return tuple((name, size) for name, size in sizes.items() if size > 1e6)
-
-
-def load_nvml():
-    """Return the module pynvml, initialised, and "", or None and the reason."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, "NVML was not asked: the package nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, f"NVML was not asked: {error}"
-    return pynvml, ""
 
 
 def observe() -> Facts:
@@ -172,19 +165,14 @@ def observe() -> Facts:
 
 def ask_nvml(nvml, unseen: list[str]) -> dict:
     """Return the facts NVML has; what it refuses goes to `unseen`. nvml: a module like pynvml, initialised."""
-
-    def ask(what: str, call):
-        try:
-            return call()
-        except (nvml.NVMLError, AttributeError) as error:
-            unseen.append(f"{what}: {error}")
-            return None
-
-    driver = ask("driver", nvml.nvmlSystemGetDriverVersion)
+    ask = Ask(nvml, unseen)
     number = ask("CUDA of the driver", nvml.nvmlSystemGetCudaDriverVersion)
-    seen = {"driver": driver or "", "driver_cuda": (number // 1000, number % 1000 // 10) if number else None}
-    handle = ask("devices", lambda: nvml.nvmlDeviceGetHandleByIndex(0))
-    if handle is not None:
-        processes = ask("other processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+    seen = {
+        "driver": ask("driver", nvml.nvmlSystemGetDriverVersion) or "",
+        "driver_cuda": (number // 1000, number % 1000 // 10) if number else None,
+    }
+    handles = ask("devices", lambda: nvml_handles(nvml))
+    if handles:
+        processes = ask("other processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handles[0])) or []
         seen["others"] = tuple((p.pid, int(p.usedGpuMemory or 0)) for p in processes if p.pid != os.getpid())
     return seen

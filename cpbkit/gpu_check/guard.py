@@ -1,5 +1,6 @@
 """Leave a person's objects as they were: weights, optimiser, random numbers, flags of torch."""
 
+import argparse
 import contextlib
 import functools
 import io
@@ -58,7 +59,7 @@ def _reach(thing) -> list | None:
     """Return what a thing holds; None for one without a state of its own."""
     if isinstance(thing, (Tensor, torch.Generator)):
         return []
-    if isinstance(thing, (list, set, tuple)):
+    if isinstance(thing, (list, set, deque, tuple)):
         return list(thing)
     if isinstance(thing, dict):
         return list(thing.values())
@@ -70,6 +71,8 @@ def _reach(thing) -> list | None:
         return [*_closure(thing), *(thing.__defaults__ or ()), *_globals(thing)]
     is_code = isinstance(thing, (type, types.ModuleType)) or hasattr(type(thing), "__next__")
     library = type(thing).__module__.partition(".")[0] in sys.stdlib_module_names
+    if isinstance(thing, (types.SimpleNamespace, argparse.Namespace)):
+        library = False  # of the library by type, but what is in it is the person's
     return None if is_code or library or not hasattr(thing, "__dict__") else [vars(thing)]
 
 
@@ -125,7 +128,7 @@ def _keep(belongings: list, notes: Notes) -> Iterator[Callable[[], None]]:
             yield functools.partial(thing.set_state, thing.get_state())
         elif isinstance(thing, dict):
             yield functools.partial(_refill, thing, dict(thing))
-        elif isinstance(thing, (list, set)):
+        elif isinstance(thing, (list, set, deque)):
             yield functools.partial(_refill, thing, list(thing))
     for thing in belongings:
         # An expanded tensor is one number seen many times: it cannot be written, so no step wrote it.
@@ -135,7 +138,7 @@ def _keep(belongings: list, notes: Notes) -> Iterator[Callable[[], None]]:
 
 def _refill(container, before) -> None:
     container.clear()
-    (container.extend if isinstance(container, list) else container.update)(before)
+    (container.extend if hasattr(container, "extend") else container.update)(before)
 
 
 def _keep_tensor(name: str, tensor: Tensor, notes: Notes) -> Callable[[], None]:

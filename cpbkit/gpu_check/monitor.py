@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cpbkit.gpu_check.environment import count_cores, free_memory, host_memory, load_nvml
+from cpbkit.gpu_check.environment import count_cores, free_memory, host_memory
+from cpbkit.gpu_check.nvml import Ask, load_nvml, nvml_handles
 
 COLUMNS = (
     "time",  # s since the monitor started
@@ -30,21 +31,6 @@ THROTTLES = {0x4: "power cap", 0x8: "hardware", 0x20: "heat", 0x40: "heat (hardw
 LIMIT = 20_000  # samples held; then every second one is dropped and the period doubles
 NAN = float("nan")
 LEAK = 64 * 1024  # bytes a step
-
-
-def nvml_handles(nvml) -> list:
-    """Return the NVML handles of the devices this process may see, in the order CUDA numbers equal chips."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    handles = []
-    for name in filter(None, (part.strip() for part in visible.split(","))):
-        if name == "-1":  # CUDA stops reading at the first number that is none of its devices
-            break
-        handles.append(
-            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
-        )
-    return handles
 
 
 def list_children() -> list[str]:
@@ -103,6 +89,7 @@ class Monitor:
         if self._nvml is None:
             self._nvml, problem = load_nvml()
             self._note(problem)
+        self._ask = Ask(self._nvml, self.problems)
         if self._nvml:
             self._handles = self._ask("devices", lambda: nvml_handles(self._nvml), [])
         self._cores = count_cores()
@@ -136,13 +123,6 @@ class Monitor:
     def _note(self, problem: str) -> None:
         if problem and problem not in self.problems:
             self.problems.append(problem)
-
-    def _ask(self, what: str, call, otherwise):
-        try:
-            return call()
-        except (self._nvml.NVMLError, AttributeError, ValueError) as error:
-            self._note(f"{what}: {error}")
-            return otherwise
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period):
