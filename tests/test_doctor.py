@@ -10,11 +10,11 @@ from torch import nn
 
 from cpbkit.errors import UnknownName
 from cpbkit.experiment import vary
+from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
 from cpbkit.gpu_check.guard import preserved
-from cpbkit.gpu_check.probes import HostClock
 from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.trials import Gain, compare, try_fixes
 from cpbkit.presets import PRESETS

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from cpbkit.gpu_check import probes
-from cpbkit.gpu_check.probes import find_middle, make_clock, measure_call, probe_machine, run_plug, time_recurrence
+from cpbkit.gpu_check.clocks import HostClock, find_middle, make_clock, measure_call, run_plug
+from cpbkit.gpu_check.probes import probe_machine, time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
 from cpbkit.gpu_check.trace import read_trace
 
@@ -88,7 +88,7 @@ def test_this_machine_has_figures():
 
 
 def test_a_call_costs_what_a_clock_says():
-    class Clock(probes.HostClock):
+    class Clock(HostClock):
         time = 0.0
 
         def now(self):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from cpbkit.errors import CpbkitError
+from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.preflight import predict_memory
-from cpbkit.gpu_check.probes import HostClock
 from cpbkit.gpu_check.step import Step, StepFailed, measure
 from cpbkit.gpu_check.tensors import check_on_device, find_misplaced
 

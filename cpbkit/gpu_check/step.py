@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.census import Census, take_census
 from cpbkit.gpu_check.chips import find_chip
+from cpbkit.gpu_check.clocks import find_middle, make_clock, measure_call, run_plug, time_block
 from cpbkit.gpu_check.diagnosis import NAN, Numbers
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.monitor import growth
-from cpbkit.gpu_check.probes import find_middle, make_clock, measure_call, run_plug, time_block
 from cpbkit.gpu_check.rnn_path import read_path
 from cpbkit.gpu_check.tensors import count_samples, find_misplaced, resize, to_device
 
@@ -91,7 +91,7 @@ class Measured:
 def measure(step: Step, seconds: float = 20.0, clock=None, count=None) -> Measured:
     """Measure a step within about `seconds`, and leave what the person owns as it was.
 
-    clock and count stand in for a device that is not there: `probes.CudaClock`, `take_census`.
+    clock and count stand in for a device that is not there: `clocks.CudaClock`, `take_census`.
     Raises StepFailed, with the phase, for a step that raises, whose loss is not finite, or that is too slow.
     """
     with preserved(step) as notes:

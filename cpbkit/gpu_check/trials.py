@@ -11,9 +11,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from cpbkit.gpu_check.clocks import make_clock, time_block
 from cpbkit.gpu_check.diagnosis import NAN, Diagnosis
 from cpbkit.gpu_check.guard import preserved
-from cpbkit.gpu_check.probes import make_clock, time_block
 from cpbkit.gpu_check.step import Step, StepFailed
 from cpbkit.gpu_check.tensors import count_samples, to_device
 
