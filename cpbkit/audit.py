@@ -218,14 +218,14 @@ def check_echo(actual: np.ndarray, origins: np.ndarray, forecast: np.ndarray, ah
     return Finding("echo", "OK", what)
 
 
-def check_overfit(experiment: Experiment, series: Series, device: str = "cpu") -> Finding:
+def check_overfit(experiment: Experiment, series: Series) -> Finding:
     """Check that the model can learn a few windows by heart: on one batch its loss must fall by 95 %.
 
     Dropout and weight decay, which are there to prevent that, are off.
     """
     name, training = "overfit one batch", replace(experiment.training, weight_decay=0.0, precision="float32")
     model = replace(experiment.model, dropout=0.0)
-    windows, stack = assemble(replace(experiment, model=model, training=training), [series], device)
+    windows, stack = assemble(replace(experiment, model=model, training=training), [series], "cpu")
     if hasattr(stack.net, "solve"):
         return Finding(name, "NOTE", f"{model.name} is solved in one step, not trained")
     weights = windows.levels.new_tensor(experiment.task.target_weights)
