@@ -182,8 +182,14 @@ class _Fetch:
         held = self.store.read(order.market, order.series)
         damage, pieces, absent, troubles = held.damage, [], {}, []
         archive_failed = False
-        for jobs in (self._months, self._some_days, self._days, self._rest):
-            answers = self._run(jobs(order, held))
+        steps = (
+            lambda: self._files(order, lacking_months(order, held)),
+            lambda: self._files(order, lacking_days(order, held, probe=True)),
+            lambda: self._files(order, lacking_days(order, held, probe=False)),
+            lambda: self._rest(order, lacking_spans(order, held)),
+        )
+        for step in steps:
+            answers = self._run(step())
             fresh = [answer for answer in answers if isinstance(answer, Piece)]
             failed = [answer for answer in answers if isinstance(answer, Exception)]
             absent |= {answer.name: order.now for answer in answers if isinstance(answer, ArchiveFile)}
@@ -192,7 +198,7 @@ class _Fetch:
             troubles += failed
             if any(isinstance(error, BadFile) for error in failed):
                 break  # a file that cannot be trusted is a matter for a person, not for the next source
-            archive_failed |= bool(failed) and jobs != self._rest
+            archive_failed |= bool(failed) and step is not steps[-1]
         if pieces or absent:
             held = replace(self.store.update(order.market, order.series, pieces, absent, order.listing), damage=damage)
         elif not troubles:
@@ -215,22 +221,13 @@ class _Fetch:
         futures = [self.downloads.submit(run, *job) for job in jobs]
         return [future.result() for future in futures]
 
-    def _months(self, order: Order, held: Holding) -> list[Job]:
-        return self._files(order, lacking_months(order, held))
-
-    def _some_days(self, order: Order, held: Holding) -> list[Job]:
-        return self._files(order, lacking_days(order, held, probe=True))
-
-    def _days(self, order: Order, held: Holding) -> list[Job]:
-        return self._files(order, lacking_days(order, held, probe=False))
-
     def _files(self, order: Order, files: list[ArchiveFile]) -> list[Job]:
         return [(f"{order.series} {file.date}", functools.partial(self._get_file, order, file)) for file in files]
 
-    def _rest(self, order: Order, held: Holding) -> list[Job]:
+    def _rest(self, order: Order, spans: list[tuple[int, int]]) -> list[Job]:
         return [
             (f"{order.series} {stamp(span[0])[:10]} (REST)", functools.partial(self._get_rest, order, *span))
-            for span in lacking_spans(order, held)
+            for span in spans
         ]
 
     def _get_file(self, order: Order, file: ArchiveFile) -> Piece | ArchiveFile:
@@ -306,12 +303,17 @@ class _Fetch:
         except UnknownName:
             # The archive has coins that were delisted long ago; it shows where their bars begin.
             months = spread(dates(np.arange(order.first, order.end, DAY), "M"))
-            sums = [f"{self.hosts.file(order.file(month))}.CHECKSUM" for month in months]
-            if not any(self.client.get(url, limit=4096).status == 200 for url in sums):
+            if not any(self._exists(order.file(month)) for month in months):
                 raise
         except SourceError:
             pass
         return None
+
+    def _exists(self, file: ArchiveFile) -> bool:
+        try:
+            return self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096).status == 200
+        except SourceError:
+            return False
 
     def _unknown(self, order: Order) -> UnknownName:
         """Say that there is no such symbol, with the nearest that there are."""
