@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpbkit.gpu_check.diagnosis import (
-    CURES,
-    STOPPERS,
-    VERDICTS,
-    Numbers,
-    Policy,
-    decide,
-    list_ceilings,
-    pool,
-    predict,
-)
+from cpbkit.gpu_check.ceilings import list_ceilings, pool, predict
+from cpbkit.gpu_check.diagnosis import CURES, STOPPERS, VERDICTS, decide
+from cpbkit.gpu_check.numbers import Numbers, Policy
 from cpbkit.gpu_check.simulator import (
     SCENARIOS,
     Launch,

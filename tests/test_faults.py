@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from cpbkit.cli.machine import doctor
 from cpbkit.gpu_check.claims import Ruling, copy_weights, judge_claims, rule
 from cpbkit.gpu_check.faults import FAULTS, WrittenLSTM, count_confusions, inject, make_toy, render_faults
 from cpbkit.gpu_check.trials import Gain
@@ -32,6 +34,11 @@ def test_each_fault_gets_its_verdict_on_a_gpu(fault):
 def test_faults_that_need_a_gpu_come_with_the_reason():
     row = inject(next(f for f in FAULTS if f.needs_gpu), "cpu")
     assert row["found"] == "" and row["note"] == "not injected: needs an NVIDIA GPU"
+
+
+def test_the_toy_of_the_faults_takes_no_preset():
+    done = CliRunner().invoke(doctor, ["--inject", "--preset", "quick"])
+    assert done.exit_code == 2 and "a toy of its own" in done.output
 
 
 def test_the_matrix_and_the_text_count_what_was_tried():

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from cpbkit.gpu_check.diagnosis import NAN
+from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.trace import Trace, read_trace
 
 QUEUE = 700  # launches that surely fit into the driver's queue, which holds about 1000

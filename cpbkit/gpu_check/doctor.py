@@ -11,9 +11,10 @@ import torch
 from cpbkit.errors import check_name
 from cpbkit.experiment import Experiment, Task, vary
 from cpbkit.gpu_check.chips import CHIPS
-from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, Numbers, decide
+from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, decide
 from cpbkit.gpu_check.findings import Report, check_environment
 from cpbkit.gpu_check.monitor import Monitor
+from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.preflight import Prediction, preflight
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes

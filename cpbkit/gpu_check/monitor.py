@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.gpu_check.environment import count_cores, free_memory, host_memory
+from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.nvml import Ask, load_nvml, nvml_handles
 
 COLUMNS = (
@@ -29,7 +30,6 @@ COLUMNS = (
 # nvmlClocksEventReasons of NVML: the bits that mean "slower than asked for".
 THROTTLES = {0x4: "power cap", 0x8: "hardware", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 LIMIT = 20_000  # samples held; then every second one is dropped and the period doubles
-NAN = float("nan")
 LEAK = 64 * 1024  # bytes a step
 
 

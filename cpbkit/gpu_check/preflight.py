@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.chips import Chip
-from cpbkit.gpu_check.diagnosis import Diagnosis, Numbers, decide
+from cpbkit.gpu_check.diagnosis import Diagnosis, decide
 from cpbkit.gpu_check.guard import preserved
+from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path
 from cpbkit.gpu_check.step import GATES, Step, phase
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from cpbkit.gpu_check.chips import find_chip
 from cpbkit.gpu_check.clocks import find_middle, make_clock, measure_call, time_block
-from cpbkit.gpu_check.diagnosis import NAN
+from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.rnn_path import Recurrence, predict_path, read_path
 
 

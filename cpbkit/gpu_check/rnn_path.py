@@ -42,7 +42,7 @@ class Path:
 
     @property
     def name(self) -> str:
-        """As `diagnosis.Numbers.rnn`: the worse of the two directions."""
+        """As `numbers.Numbers.rnn`: the worse of the two directions."""
         worst = max((self.forward, self.backward), key=("persistent", "standard", "native").index)
         return "native" if worst == "native" else f"cudnn {worst}"
 

@@ -15,7 +15,8 @@ import torch
 
 from cpbkit.gpu_check.census import Census
 from cpbkit.gpu_check.clocks import HostClock
-from cpbkit.gpu_check.diagnosis import NAN, Numbers, Policy, decide
+from cpbkit.gpu_check.diagnosis import decide
+from cpbkit.gpu_check.numbers import NAN, Numbers, Policy
 from cpbkit.gpu_check.step import Measured, Step, measure
 from cpbkit.gpu_check.trace import Trace
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-NAN = float("nan")
+from cpbkit.gpu_check.numbers import NAN
+
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # the last two: older traces
 RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 HOST_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from cpbkit.gpu_check.clocks import make_clock, time_block
-from cpbkit.gpu_check.diagnosis import NAN, Diagnosis
+from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.guard import preserved
+from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.step import Step, StepFailed
 from cpbkit.gpu_check.tensors import count_samples, to_device
 
