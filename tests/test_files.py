@@ -296,6 +296,12 @@ def test_a_table_without_times_is_counted(tmp_path):
     assert np.isnan(got["a"].iloc[2])  # left for the person to see
 
 
+def test_a_day_and_a_time_of_day_are_one_time(tmp_path):
+    got = table(tmp_path, "Date,Time,load\n2020/01/01,00:15,2\n2020/01/01,00:00,1\n")
+    assert got.index[1] == pd.Timestamp("2020-01-01 00:15", tz="UTC") and got["load"].tolist() == [1, 2]
+    assert list(got.columns) == ["load"]
+
+
 @pytest.mark.parametrize("column", ["Timestamp", "measured at"])
 def test_times_are_found_by_name_or_by_look(tmp_path, column):
     got = table(tmp_path, f"load,{column}\n1,2020-01-01\n2,2020-01-02\n")
@@ -353,5 +359,7 @@ def test_a_folder_gives_a_file_a_series(tmp_path):
     with pytest.raises(DataError, match=r"one file a series; got BTCUSDT_15m: 0\. There is BTCUSDT_1h\.csv"):
         read_folder(tmp_path, ["BTCUSDT_15m"])
     (tmp_path / "BTCUSDT_1h.json").write_text("[]")
+    with pytest.raises(DataError, match=r"no folder .*; it must hold one file a series"):
+        read_folder(tmp_path / "nowhere", ["BTCUSDT_15m"])
     with pytest.raises(DataError, match="BTCUSDT_1h: 2"):
         read_folder(tmp_path, ["BTCUSDT_1h"])

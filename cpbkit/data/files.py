@@ -74,6 +74,8 @@ def read_folder(folder: str | pathlib.Path, names: Iterable[str]) -> dict[str, K
 
     Errors: DataError for a series without a file, or with several.
     """
+    if not pathlib.Path(folder).is_dir():
+        raise DataError(f"no folder {folder}; it must hold one file a series, such as BTCUSDT_15m.csv")
     paths = [path for path in sorted(pathlib.Path(folder).iterdir()) if path.is_file()]
     found = {name: [path for path in paths if path.name.split(".")[0] == name] for name in names}
     if wrong := [f"{name}: {len(some)}" for name, some in found.items() if len(some) != 1]:
@@ -92,7 +94,10 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
     path = pathlib.Path(path)
     table, _ = _read(path)
     table.columns = [str(column) for column in table.columns]
-    if time is not None:
+    if time is None and (both := _date_and_clock(table)):
+        time, clock = both
+        table = table.assign(**{time: _joined(table, time, clock)}).drop(columns=clock)
+    elif time is not None:
         check_name("time column", time, table.columns)
     else:
         time = next((column for column in table.columns if _holds_times(table[column], path)), None)
@@ -203,10 +208,9 @@ def _name_columns(table: pd.DataFrame, path: pathlib.Path) -> pd.DataFrame:
         if len(table.columns) >= 7 and _is_clock(table[1]):
             names = ("date", "time", *OHLCV)
         table = table.set_axis([*names, *range(len(names), len(table.columns))][: len(table.columns)], axis=1)
-    plain = {re.sub("[^a-z0-9]", "", str(column).lower()): column for column in reversed(list(table.columns))}
-    found = {}
-    if {"date", "time"} <= set(plain) and _is_clock(table[plain["time"]]):
-        found["time"] = table[plain["date"]].astype(str).str.cat(table[plain["time"]].astype(str), sep=" ")
+    plain, found = _plain_names(table), {}
+    if both := _date_and_clock(table):
+        found["time"] = _joined(table, *both)
     elif time := next((plain[name] for name in TIMES if name in plain), None):
         found["time"] = table[time]
     for name, spellings in SPELLINGS.items():
@@ -224,6 +228,22 @@ def _name_columns(table: pd.DataFrame, path: pathlib.Path) -> pd.DataFrame:
             f"(nothing read as {', '.join(absent)}). Rename the columns"
         )
     return pd.DataFrame(found)
+
+
+def _plain_names(table: pd.DataFrame) -> dict[str, str]:
+    """Return the columns by their names in small letters and digits; of equal names the first."""
+    return {re.sub("[^a-z0-9]", "", str(column).lower()): column for column in reversed(list(table.columns))}
+
+
+def _date_and_clock(table: pd.DataFrame) -> tuple[str, str] | None:
+    """Return the two columns that hold the day and the time of day, where times are written so."""
+    plain = _plain_names(table)
+    two = {"date", "time"} <= set(plain) and _is_clock(table[plain["time"]])
+    return (plain["date"], plain["time"]) if two else None
+
+
+def _joined(table: pd.DataFrame, date: str, clock: str) -> pd.Series:
+    return table[date].astype(str).str.cat(table[clock].astype(str), sep=" ")
 
 
 def _is_clock(column: pd.Series) -> bool:

@@ -247,16 +247,14 @@ def _compare(starts, values, ranks, piece: Piece, rank: int) -> list[Disagreemen
     """Find the bars that a piece and a source of another rank both have and do not agree on."""
     _, mine, theirs = np.intersect1d(starts, piece.starts, assume_unique=True, return_indices=True)
     found = []
-    for other in np.unique(ranks[mine]):
-        if other == rank:
-            continue
-        a, b = values[mine[ranks[mine] == other], :5], piece.values[theirs[ranks[mine] == other], :5]
+    for other in set(ranks[mine].tolist()) - {rank}:
+        both = ranks[mine] == other
+        at, a, b = starts[mine[both]], values[mine[both], :5], piece.values[theirs[both], :5]
         differ = np.flatnonzero((a != b).any(axis=1))
         if len(differ):
-            at = starts[mine[ranks[mine] == other]][differ[0]]
             largest = float((np.abs(a[:, :4] - b[:, :4]) / b[:, :4]).max())
-            names = (_KINDS[max(other, rank)], _KINDS[min(other, rank)])
-            found.append(Disagreement(" and ".join(names), stamp(at), len(differ), len(a), round(largest, 9)))
+            between = f"{_KINDS[max(other, rank)]} and {_KINDS[min(other, rank)]}"
+            found.append(Disagreement(between, stamp(at[differ[0]]), len(differ), len(a), round(largest, 9)))
     return found
 
 
