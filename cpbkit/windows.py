@@ -255,22 +255,21 @@ class Windows:
         self.series, self.task, self.device = list(series), task, torch.device(device)
         self.splits = [split(s, task) for s in self.series] if splits is None else list(splits)
         self.scalers = [Scaler.fit(s, p, task) for s, p in zip(self.series, self.splits, strict=True)]
-        offsets = np.cumsum([0, *(len(s) for s in self.series)])
-        tables: dict[str, list[np.ndarray]] = {"inputs": [], "levels": [], "anchors": []}
-        for s, scaler in zip(self.series, self.scalers, strict=True):
-            # A shift common to levels and anchors leaves y as it is and keeps its digits in float32. It is not their
-            # mean: that would let later rows into the rounding of the train windows.
-            shift = s.anchors[0]
-            tables["inputs"].append(scaler.inputs(s.inputs))
-            tables["levels"].append((s.levels - shift) / scaler.target_scale)
-            tables["anchors"].append((s.anchors - shift) / scaler.target_scale)
-        self.inputs, self.levels, self.anchors = (
-            torch.as_tensor(np.concatenate(t), dtype=dtype, device=self.device) for t in tables.values()
-        )  # (N, C), (N, K), (N, K)
+
+        def put(tables: list[np.ndarray]) -> torch.Tensor:
+            return torch.as_tensor(np.concatenate(tables), dtype=dtype, device=self.device)
+
+        scaled = list(zip(self.series, self.scalers, strict=True))
+        self.inputs = put([scaler.inputs(s.inputs) for s, scaler in scaled])  # (N, C)
+        # A shift common to levels and anchors leaves y as it is and keeps its digits in float32. It is not their
+        # mean: that would let later rows into the rounding of the train windows.
+        self.levels = put([(s.levels - s.anchors[0]) / scaler.target_scale for s, scaler in scaled])  # (N, K)
+        self.anchors = put([(s.anchors - s.anchors[0]) / scaler.target_scale for s, scaler in scaled])  # (N, K)
+        begins = np.cumsum([0, *(len(s) for s in self.series[:-1])])
         self.origins = {
             part: [
-                torch.as_tensor(getattr(p, part) + offset, device=self.device)
-                for p, offset in zip(self.splits, offsets, strict=False)
+                torch.as_tensor(getattr(p, part) + begin, device=self.device)
+                for p, begin in zip(self.splits, begins, strict=True)
             ]
             for part in ("train", "validation", "test")
         }
@@ -285,7 +284,7 @@ class Windows:
         if task.weights:
             weights = [by_condition(s, task.weights) for s in self.series]
             weights = [w / w[p.train].mean() for w, (_, p) in zip(weights, self._pairs(), strict=True)]
-            self.weights = torch.as_tensor(np.concatenate(weights), dtype=dtype, device=self.device)
+            self.weights = put(weights)
         self.back = torch.arange(1 - task.context, 1, device=self.device)
         self.ahead = torch.arange(1, task.horizon + 1, device=self.device)
 
