@@ -177,7 +177,7 @@ def _modes(f: Facts) -> Iterator[Finding]:
 def _host(f: Facts) -> Iterator[Finding]:
     """Judge cores and disk."""
     if f.cores <= 2:
-        text = f"{f.cores} CPU core{'s' * (f.cores > 1)}: workers of a DataLoader would take from the training loop"
+        text = f"{f.cores} CPU core{'s' * (f.cores > 1)}: workers of a DataLoader would compete with the training loop"
         yield Finding("note", "", text)
     if f.disk_free < LOW_DISK:
         tell = "; ".join(f"{name} ({size / 1e9:.2f} GB)" for name, size in f.clearable)
