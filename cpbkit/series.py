@@ -17,7 +17,7 @@ from cpbkit.health import Check, check_results
 from cpbkit.models import zoo
 from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
-from cpbkit.train import Finished, Fit, fit, precision
+from cpbkit.train import Finished, Fit, assemble, fit, precision
 from cpbkit.windows import Series, Windows, from_table, split_rows
 from cpbkit.work import Result, Unit, work
 
@@ -104,12 +104,12 @@ def run_series(
         notes.append(f"no window crosses one of the {gaps} gaps in the times")
     splits = split_rows(series, task, *rows)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float64 if training.precision == "float64" else torch.float32
-    windows = Windows([series], task, device, dtype, [splits])
     net, about = None, {}
-    if experiment.model.name != PERSISTENCE:
+    if experiment.model.name == PERSISTENCE:
+        windows = Windows([series], task, device, torch.float32, [splits])
+    else:
         begun = time.monotonic()
-        stack = Stack(lambda m: zoo.build(m, task, experiment.model), [name], training, device, dtype)
+        windows, stack = assemble(experiment, [series], device, [splits])
         net, end = train_alone(experiment, windows, stack, on_progress)
         about = {"parameters": stack.parameters, "epochs": end.epochs, "best_epoch": end.best_epoch}
         about["seconds"] = time.monotonic() - begun

@@ -18,7 +18,7 @@ from cpbkit.experiment import Experiment, Training, derive_seed
 from cpbkit.health import find_not_finite
 from cpbkit.models import zoo
 from cpbkit.stack import Stack
-from cpbkit.windows import Series, Windows
+from cpbkit.windows import Series, Splits, Windows
 
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
@@ -75,14 +75,20 @@ START = {
 }
 
 
-def assemble(experiment: Experiment, series: Sequence[Series], device: str | torch.device) -> tuple[Windows, Stack]:
+def assemble(
+    experiment: Experiment,
+    series: Sequence[Series],
+    device: str | torch.device,
+    splits: Sequence[Splits] | None = None,
+) -> tuple[Windows, Stack]:
     """Put the windows of the series and an untrained stack of their models on a device.
 
+    splits: of each series, where they are not those of the task.
     Weights and windows are float32, or float64 where the precision is; the half precisions only compute in 16 bits.
     """
     task, training = experiment.task, experiment.training
     dtype = torch.float64 if training.precision == "float64" else torch.float32
-    windows = Windows(series, task, torch.device(device), dtype)
+    windows = Windows(series, task, torch.device(device), dtype, splits)
     names = [one.name for one in series]
     return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
 

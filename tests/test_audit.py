@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from cpbkit import audit, windows
+from cpbkit import audit, planted, windows
 from cpbkit.audit import Column
 from cpbkit.cli.main import cpbkit
 from cpbkit.data.klines import validate
@@ -51,7 +51,7 @@ HONEST = {
     "a shift": lambda close: close.shift(1),
     "a mean of what has been": lambda close: close / close.expanding().mean(),
 }
-LEAKS = audit.LEAKS | {
+LEAKS = planted.LEAKS | {
     "a back-fill of a gap": lambda close: close.bfill(),
     "an interpolated gap": lambda close: close.interpolate(),
     "a roll ahead": lambda close: np.roll(close, -1),
@@ -228,26 +228,27 @@ def test_an_echo_is_heard_and_a_forecast_is_not():
 
 
 def test_each_planted_leak_and_sickness_is_caught_and_nothing_where_none_is():
-    for found, honest in ((audit.plant_leaks(), "no leak"), (audit.plant_sicknesses(), "no sickness")):
+    for found, honest in ((planted.plant_leaks(), "no leak"), (planted.plant_sicknesses(), "no sickness")):
         assert [f for f in found if f.verdict != "OK"] == []
         assert found[-1].check == honest and len({f.check for f in found}) == len(found) >= 7
 
 
 def test_a_check_that_sees_nothing_or_everything_fails_the_planted_ones(monkeypatch):
     blind = audit.Finding("future", "OK", "nothing changes")
-    monkeypatch.setattr(audit, "check_future", lambda *_: blind)
-    assert [f.check for f in audit.plant_leaks() if f.verdict == "OK"] == ["overlapping splits", "no leak"]
-    monkeypatch.setattr(audit, "check_future", lambda *_: dataclasses.replace(blind, verdict="FAIL"))
-    assert [f.check for f in audit.plant_leaks() if f.verdict == "FAIL"] == ["no leak"]
-    monkeypatch.setattr(audit, "try_out", lambda *_: ({}, [Check("S", "finite", "OK", "every loss")]))
-    assert [f.check for f in audit.plant_sicknesses() if f.verdict == "OK"] == ["no sickness"]
+    monkeypatch.setattr(planted, "check_future", lambda *_: blind)
+    assert [f.check for f in planted.plant_leaks() if f.verdict == "OK"] == ["overlapping splits", "no leak"]
+    monkeypatch.setattr(planted, "check_future", lambda *_: dataclasses.replace(blind, verdict="FAIL"))
+    assert [f.check for f in planted.plant_leaks() if f.verdict == "FAIL"] == ["no leak"]
+    monkeypatch.setattr(planted, "try_out", lambda *_: ({}, [Check("S", "finite", "OK", "every loss")]))
+    assert [f.check for f in planted.plant_sicknesses() if f.verdict == "OK"] == ["no sickness"]
 
 
 def test_the_command_fails_where_a_planted_one_is_missed(monkeypatch):
     missed = audit.Finding("a centred mean", "FAIL", "nothing changes")
-    for planted, code in (([], 0), ([missed], 1)):
-        monkeypatch.setattr(audit, "plant_leaks", lambda planted=planted: planted)
-        monkeypatch.setattr(audit, "plant_sicknesses", lambda: [audit.Finding("a dead output", "OK", "gradient SICK")])
+    dead = audit.Finding("a dead output", "OK", "gradient SICK")
+    for found, code in (([], 0), ([missed], 1)):
+        monkeypatch.setattr(planted, "plant_leaks", lambda found=found: found)
+        monkeypatch.setattr(planted, "plant_sicknesses", lambda: [dead])
         shown = CliRunner().invoke(cpbkit, ["audit", "--inject"])
         assert shown.exit_code == code and "gradient SICK" in shown.stdout
         assert ("nothing changes" in shown.stdout) == bool(code)

@@ -52,7 +52,7 @@ def test_unscaled_targets(times):
 
 
 def test_a_dead_output():
-    found = checks(sound(), name="cpbkit.audit:Dead")
+    found = checks(sound(), name="cpbkit.planted:Dead")
     assert found["gradient"] == ("SICK", "no gradient reaches the weights")
     assert found["output price"] == ("SICK", "every forecast of price is the same")
     assert {found[check][0] for check in ("finite", "target scale", "first loss")} == {"OK"}

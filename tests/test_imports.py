@@ -15,8 +15,8 @@ LAYERS = (
     """data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run
     models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.monitor
     gpu_check.clocks gpu_check.probes gpu_check.step gpu_check.simulator gpu_check.tensors gpu_check.trials""",
-    """models.zoo models.own train checkpoint plan series work progress health audit evaluate folds intervals executors
-    gpu_check.faults gpu_check.preflight gpu_check.doctor gpu_check.claims""",
+    """models.zoo models.own train checkpoint plan series work progress health audit planted evaluate folds intervals
+    executors gpu_check.faults gpu_check.preflight gpu_check.doctor gpu_check.claims""",
     """sweep plots dashboard report hub web bench cli __main__""",
 )
 TABLE = {f"cpbkit.{name}": layer for layer, names in enumerate(LAYERS) for name in names.split()}

@@ -20,7 +20,7 @@ from cpbkit.plots import style, sweep, timeline
 from cpbkit.plots.market import candle_figure, passport_figure
 from cpbkit.plots.sweep import SweepFigure, loss_figure, relative, sweep_figure
 from cpbkit.plots.timeline import memory_figure
-from cpbkit.plots.verdict import echo_lag, forecast_figure, health_figure, verdict_figure
+from cpbkit.plots.verdict import forecast_figure, health_figure, verdict_figure
 from cpbkit.presets import PRESETS
 from cpbkit.windows import Series
 
@@ -454,13 +454,6 @@ def test_a_copy_of_the_last_price_is_called_one():
     figure = forecast_figure(series, origins, np.zeros((400, 4, 1)), ahead=2)
     assert title_of(figure) == "SYNTHETIC · BTC 1h, 2 bars ahead: the forecast names no direction"
     assert figure.texts[1].get_text().endswith("nearest to the truth of 2 bars before, which is persistence")
-
-
-@pytest.mark.parametrize("lag", [0, 1, 5])
-def test_the_echo_is_found_at_its_lag(lag):
-    levels = np.cumsum(np.random.default_rng(1).standard_normal(300))
-    rows = np.arange(3, 300)
-    assert echo_lag(levels, rows, levels[np.maximum(rows - lag, 0)], most=8) == lag
 
 
 # Health

@@ -44,7 +44,7 @@ def audit(folder, twins, calibration, inject, as_json, **given):
     """
     import pandas as pd
 
-    from cpbkit.audit import audit, check_calibration, check_overfit, plant_leaks, plant_sicknesses
+    from cpbkit.audit import audit, check_calibration, check_overfit
     from cpbkit.folds import refit
     from cpbkit.sweep import load_klines
     from cpbkit.windows import from_klines
@@ -53,6 +53,8 @@ def audit(folder, twins, calibration, inject, as_json, **given):
     if calibration:
         found["calibration"] = check_calibration()
     elif inject:
+        from cpbkit.planted import plant_leaks, plant_sicknesses
+
         with status_line() as say:
             say("planting leaks")
             found["planted leaks"] = plant_leaks()

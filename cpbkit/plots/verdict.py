@@ -147,17 +147,11 @@ def forecast_figure(
         title += f"the direction is right {share:.1f} % of the time ({low:.1f} to {high:.1f})"
     else:
         title += "the forecast names no direction"
-    lag = echo_lag(series.levels[:, k], origins + ahead, anchor + told, 2 * ahead)
+    lag = metrics.echo_lag(series.levels[:, k], origins + ahead, anchor + told, 2 * ahead)
     echo = f"it lies nearest to the truth of {counted(lag, 'bar')} before" if lag else "it does not lag the truth"
     echo += ", which is persistence" if lag == ahead else ""
     figure.head(title, f"{len(origins):,} test windows, the last {len(times)} shown  ·  {echo}", series.synthetic)
     return figure
-
-
-def echo_lag(levels: np.ndarray, rows: np.ndarray, forecast: np.ndarray, most: int) -> int:
-    """Return the lag in bars, 0 to `most`, at which forecasts for `rows` (N,) are nearest to the levels (R,)."""
-    rows, forecast = rows[rows >= most], forecast[rows >= most]
-    return int(np.argmin([np.mean((forecast - levels[rows - lag]) ** 2) for lag in range(most + 1)]))
 
 
 @look()
