@@ -10,7 +10,7 @@ import torch
 
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment
-from cpbkit.gpu_check.environment import count_cores
+from cpbkit.gpu_check.environment import count_cores, free_memory
 from cpbkit.models import zoo
 from cpbkit.train import Fit, assemble, fit
 from cpbkit.windows import Series, split
@@ -110,17 +110,6 @@ def make_plan(
             reason += f" of {epochs}"
         seconds *= part
     return Plan(units, steps, epochs, workers, devices, seconds, reason, model.stacked, patience)
-
-
-def free_memory(device: str) -> float:
-    """Return the free bytes of a device; infinity where the system does not say."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return math.inf
 
 
 def _trials(experiment: Experiment, series: list[Series], device: str, sizes: list[int]):

@@ -66,7 +66,7 @@ def write_report(folder: str | Path) -> Path:
         splits=_splits(results),
         purge=counted(max(experiment.task.purge, experiment.task.horizon), "bar"),
         settings=_settings(experiment),
-        **_origin(run.folder, about),
+        **_origin(about),
     )
     target = run.folder / REPORT
     atomic.write_bytes(target, page.encode())
@@ -231,10 +231,13 @@ def _settings(experiment: Experiment) -> dict[str, list]:
     return found
 
 
-def _origin(folder: Path, about: Mapping) -> dict:
-    rows = [[name, str(about[name])] for name in ("started", "machine", "gpu") if about.get(name)]
-    rows += [[name, str(version)] for name, version in about.get("versions", {}).items()]
-    return {"command": about.get("command", ""), "origin": rows}
+def _origin(about: Mapping) -> dict:
+    origin = about | about.get("machine", {}) | about.get("versions", {})
+    shown = ("date", "system", "cpu", "cores", "gpu", "commit", *about.get("versions", {}))
+    return {
+        "command": about.get("command", ""),
+        "origin": [[name, str(origin[name])] for name in shown if origin.get(name)],
+    }
 
 
 def _number(value: float, form: str) -> str:

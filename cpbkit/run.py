@@ -40,7 +40,7 @@ class Run:
 
     @contextmanager
     def writing(self, experiment: Experiment) -> Iterator["Run"]:
-        """Hold the folder for one sweep; make it, or check that it is this experiment's.
+        """Hold the folder for one sweep; make it, or check that it is this experiment's once anything was begun.
 
         Errors: RunError when another sweep holds it, or when it belongs to other settings; OSError from the disk.
         """
@@ -57,7 +57,8 @@ class Run:
                 holder,
                 json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(),
             )
-            if (self.folder / EXPERIMENT).exists():
+            begun = any((self.folder / name).exists() for name in (PLAN, LEDGER))
+            if begun and (self.folder / EXPERIMENT).exists():
                 if lines := difference(self.experiment, experiment):
                     raise RunError(
                         f"{self.folder} belongs to another experiment; it differs in\n  "

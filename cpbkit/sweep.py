@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
-from cpbkit import __version__, atomic, executors
+from cpbkit import atomic, executors, machine
 from cpbkit.clock import Clock
 from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
@@ -61,7 +60,8 @@ def sweep(
         if state.missing:
             tell = _teller(run, state, on_progress)
             try:
-                _save_about(run, command)
+                about = {"command": command, **machine.describe()}
+                atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
                 place = _place(executor, workers, address, gpus)
                 _sweep(run, state, clock, tell, klines or load_klines, place, deadline)
             finally:
@@ -132,10 +132,11 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
     with clock("features"):
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
+    if not series:
+        reasons = "\n  ".join(failed.values())
+        raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
     for name in [name for name in state.missing if name in failed]:
         _keep(run, state, {"series": name, "status": "failed", "reason": failed[name], "test": {}}, None, bars)
-    if not series:
-        raise incomplete or DataError("no series of this experiment can be trained; the reasons are in the ledger")
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
@@ -271,22 +272,6 @@ def _read_plan(run: Run) -> Plan | None:
 
 def _write_plan(run: Run, plan: Plan) -> None:
     atomic.write_bytes(run.folder / PLAN, json.dumps(dataclasses.asdict(plan), indent=2).encode())
-
-
-def _save_about(run: Run, command: str) -> None:
-    about = {
-        "command": command,
-        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "machine": f"{platform.system()} {platform.machine()}, {count_cores()} CPU cores",
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        "versions": {
-            "cpbkit": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "pandas": pd.__version__,
-        },
-    }
-    atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
 
 
 def _save_monitor(run: Run, frame: pd.DataFrame) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from conftest import walk
 
-from cpbkit.bench import cells, data, doctor, indicators, machine, market, peers, presets, report, stacks, sweep
+from cpbkit import machine
+from cpbkit.bench import cells, data, doctor, gauges, indicators, market, peers, presets, report, stacks, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.mirror import serve
@@ -88,8 +89,8 @@ def one_core(monkeypatch):
     monkeypatch.setattr(sweep, "count_cores", lambda: 1)
     for module in (sweep, presets):
         monkeypatch.setattr(module, "make_plan", one_stack)
-    monkeypatch.setattr(machine, "MATMUL", 64)
-    monkeypatch.setattr(machine, "MATMUL_SECONDS", 0.01)
+    monkeypatch.setattr(gauges, "MATMUL", 64)
+    monkeypatch.setattr(gauges, "MATMUL_SECONDS", 0.01)
     monkeypatch.setattr(market, "BARS", 1000)
     monkeypatch.setattr(sweep, "QUICK", Effort(0.0, 2, (1, 2)))
 
@@ -199,7 +200,7 @@ def test_here_counts_the_memory_that_a_side_takes():
 
 def test_the_machine_is_described_without_git_too(tmp_path):
     assert machine.commit(tmp_path) == ""
-    assert machine.matmul_rate(CPU, "float64") > 1e6
+    assert gauges.matmul_rate(CPU, "float64") > 1e6
 
 
 def test_data_fetches_what_the_mirror_has_and_measures_both_ways(monkeypatch):

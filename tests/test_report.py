@@ -18,9 +18,8 @@ from cpbkit.report import write_report
 
 ABOUT = {
     "command": "cpbkit sweep --run 'runs/<first> & only'",
-    "started": "2026-01-02 03:04:05 UTC",
-    "machine": "Linux x86_64, 2 CPU cores",
-    "gpu": "",
+    "date": "2026-01-02 03:04 UTC",
+    "machine": {"system": "Linux x86_64", "cpu": "A Processor", "cores": 2, "gpu": ""},
     "versions": {"cpbkit": "0.1.0", "torch": "2.4.0+made-up"},
 }
 
@@ -120,7 +119,7 @@ def test_each_verdict_is_on_the_page(page):
 def test_everything_of_the_folder_is_on_the_page(page):
     assert all(label(name) in page.text for name in EXPERIMENT.series)
     assert page.text.count("SYNTHETIC") >= 4  # the stamp and each figure
-    assert ABOUT["command"] in page.text and "2.4.0+made-up" in page.text and ABOUT["started"] in page.text
+    assert ABOUT["command"] in page.text and "2.4.0+made-up" in page.text and ABOUT["date"] in page.text
     assert ["training", "75.0 s", "75.0 %", ""] in [row for table in page.tables for row in table]
     assert "1 m 40 s in all" in page.text and "all workers added up: 2 m 20 s" in page.text
     settings = dict(row for table in page.tables for row in table if len(row) == 2)

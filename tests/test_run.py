@@ -25,8 +25,10 @@ def test_a_result_is_kept_with_its_model_and_read_back(tmp_path):
 
 
 def test_another_experiment_is_refused_with_the_difference(tmp_path):
-    with Run(tmp_path).writing(QUICK):
-        pass
+    with Run(tmp_path).writing(vary(QUICK, width=8)):
+        pass  # nothing was begun, so the folder is nobody's yet
+    with Run(tmp_path).writing(QUICK) as run:
+        run.finish({"series": "BTCUSDT_15m", "status": "done"}, b"weights")
     with (
         pytest.raises(RunError, match=r"(?s)another experiment.*training\.epochs: 12 -> 3"),
         Run(tmp_path).writing(vary(QUICK, epochs=3)),

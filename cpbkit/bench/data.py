@@ -14,7 +14,7 @@ import pandas as pd
 import requests
 import torch
 
-from cpbkit.bench import machine
+from cpbkit import machine
 from cpbkit.bench.market import make_bars, make_series
 from cpbkit.bench.mirror import serve
 from cpbkit.data.archive import ArchiveFile

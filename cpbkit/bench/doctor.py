@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cpbkit.bench import machine
+from cpbkit import machine
 from cpbkit.gpu_check.simulator import score_verdicts
 
 LOOPS, QUICK_LOOPS = 40, 8  # of each scenario

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cpbkit.bench.machine import peak_memory, wait
+from cpbkit.bench.gauges import peak_memory, wait
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment, vary
 from cpbkit.stack import Stack

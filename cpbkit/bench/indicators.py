@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from cpbkit.bench import machine
+from cpbkit import machine
 from cpbkit.bench.market import make_bars
 from cpbkit.indicators import INDICATORS, compute
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cpbkit.bench.machine import wait
+from cpbkit.bench.gauges import wait
 from cpbkit.bench.twins import Coins, make_twin
 from cpbkit.experiment import Experiment, Training, derive_seed
 from cpbkit.train import assemble

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cpbkit import executors
-from cpbkit.bench import machine
+from cpbkit import executors, machine
 from cpbkit.bench.engine import Workers
 from cpbkit.bench.market import BARS, make_series
 from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cpbkit.bench import machine
+from cpbkit import machine
+from cpbkit.bench import gauges
 from cpbkit.bench.cells import measure_cells
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
@@ -125,7 +126,7 @@ def measure_ceilings(cases: dict[str, Experiment], say: Say) -> dict[str, float]
     say("the machine's own ceiling")
     places = 1 if torch.cuda.is_available() else count_cores()
     precisions = {experiment.training.precision for experiment in cases.values()}
-    return {name: places * machine.matmul_rate(device(), name) for name in sorted(precisions)}
+    return {name: places * gauges.matmul_rate(device(), name) for name in sorted(precisions)}
 
 
 def count_flops(experiment: Experiment) -> int:
