@@ -131,6 +131,23 @@ def test_a_list_of_coins_may_be_short_and_settings_keep_their_type(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("given", "setting", "value"),
+    [
+        ("tickers=SPY", "tickers", ("SPY",)),
+        ("tickers=SPY, ^VIX", "tickers", ("SPY", "^VIX")),
+        ("tickers=", "tickers", ()),
+        ("target_weights=2", "target_weights", (2.0,)),
+    ],
+)
+def test_a_tuple_may_be_set_whatever_its_default(monkeypatch, given, setting, value):
+    seen = Mock()
+    monkeypatch.setattr("cpbkit.cli.runs._sweep", seen)
+    assert run("sweep", "--start", "2025-01-01", "--end", "2025-01-02", "--set", given).exit_code == 0
+    experiment = seen.call_args.args[0]
+    assert experiment == vary(experiment, **{setting: value})
+
+
+@pytest.mark.parametrize(
     ("arguments", "hint"),
     [
         (["--source", "synthetic", "--start", "2025-02-01", "--end", "2025-01-01"], "start must not be after end"),
@@ -141,6 +158,12 @@ def test_a_list_of_coins_may_be_short_and_settings_keep_their_type(monkeypatch):
         (["--set", "epochs"], "epochs=100"),
         (["--preset", "huge"], "quick"),
         (["--symbols", ","], "at least one name"),
+        (["--set", "weights=loss,0.01,10"], "weights is a tuple of tuples"),
+        (["--set", "repeats=loss,0.01,5"], "repeats is a tuple of tuples"),
+        (["--set", "ranges=loss,0,1"], "ranges is a tuple of tuples"),
+        (["--set", "target_weights=1,much"], "target_weights is a tuple; got '1,much'"),
+        (["--epochs", "3", "--set", "epochs=4"], "epochs is 3 already; leave out --set epochs"),
+        (["--files", "bars", "--set", "files=others"], "files is 'bars' already"),
     ],
 )
 def test_a_wrong_wish_is_told_before_any_work(arguments, hint):
@@ -231,6 +254,8 @@ def test_a_table_of_ones_own_is_trained_on(tmp_path):
     shown, told = run(*wish), json.loads(run(*wish, "--json").stdout)
     assert told["columns"] == ["load", "heat"] and told["errors"] == told["persistence"]
     assert f"{told['errors']['mse']:.4f}" in shown.output and "town: persistence, 24 rows in, 6 out" in shown.output
+    twice = run(*wish, "--epochs", "3", "--set", "epochs=4")
+    assert twice.exit_code == 2 and "epochs is 3 already" in twice.output
 
 
 def test_sweep_ends_with_the_verdicts(swept):
@@ -321,6 +346,14 @@ def test_an_audit_of_a_run_takes_its_settings_and_its_first_series(audited, tmp_
     assert run("audit", tmp_path, "--symbols", "BTC", "--intervals", "1h,15m").exit_code == 0
     assert [e.series for e in audited[1][1:]] == [("BTCUSDT_1h", "BTCUSDT_15m")] * 2
     assert "is no run folder" in run("audit", tmp_path / "nothing").output
+    refused = run("audit", tmp_path, "--preset", "quick")  # its default, but said
+    assert refused.exit_code == 2 and "leave out --preset, or the run" in refused.output
+    for folder in ([], [tmp_path]):
+        refused = run("audit", *folder, "--epochs", "3", "--set", "epochs=4")
+        assert refused.exit_code == 2 and "epochs is 3 already" in refused.output
+    assert len(audited[1]) == 3
+    assert run("audit", tmp_path, "--set", "symbols=BTCUSDT").exit_code == 0
+    assert audited[1][-1].series == ("BTCUSDT_15m",)
 
 
 def test_calibration_alone_needs_no_bars():

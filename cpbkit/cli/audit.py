@@ -8,13 +8,15 @@ from cpbkit.cli.command import (
     Command,
     as_json,
     experiment_of,
+    merge_settings,
     show,
     status_line,
+    vary_as_told,
     which_bars,
     which_settings,
     which_source,
 )
-from cpbkit.experiment import Experiment, vary
+from cpbkit.experiment import Experiment
 
 
 @click.command(
@@ -79,12 +81,15 @@ def audit(folder, twins, calibration, inject, as_json, **given):
         raise click.exceptions.Exit(1)
 
 
-def _experiment(folder: str | None, symbols, intervals, preset: str, settings: dict, **given) -> Experiment:
+def _experiment(folder: str | None, preset: str, settings: dict, **given) -> Experiment:
     from cpbkit.run import Run
 
     if folder is None:
-        bars = {"symbols": symbols or ("BTCUSDT",), "intervals": intervals or ("1h",)}
-        return experiment_of(preset, settings, **bars, **given)
+        first = {"symbols": ("BTCUSDT",), "intervals": ("1h",)}
+        return experiment_of(preset, first | merge_settings(settings, **given))
+    source = click.get_current_context().get_parameter_source("preset")
+    if source is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError(f"the settings are those of {folder}; leave out --preset, or the run")
     run = Run(folder).experiment
-    given |= {"symbols": symbols or run.data.symbols[:1], "intervals": intervals or run.data.intervals[:1]}
-    return vary(run, **settings, **{name: value for name, value in given.items() if value is not None})
+    first = {"symbols": run.data.symbols[:1], "intervals": run.data.intervals[:1]}
+    return vary_as_told(run, first | merge_settings(settings, **given))

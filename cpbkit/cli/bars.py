@@ -11,6 +11,7 @@ from cpbkit.cli.command import (
     as_json,
     change_settings,
     experiment_of,
+    merge_settings,
     names,
     show,
     status_line,
@@ -165,7 +166,7 @@ def series(
 
     table = read_table(file, time, columns)
     tenth = len(table) // 10
-    settings |= {} if epochs is None else {"epochs": epochs}
+    settings = merge_settings(settings, epochs=epochs)
     experiment = plan_series(model, table.columns, context, horizon, scale, settings)
     with status_line() as say:
         found = run_series(

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import click
 
@@ -108,30 +109,33 @@ def names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] |
 
 
 def _setting(_, __, values: tuple[str, ...]) -> dict:
-    """Read `name=value` pairs, each value in the type that the setting's default has."""
-    defaults = {f.name: f.default for cls in PARTS.values() for f in dataclasses.fields(cls)}
+    """Read `name=value` pairs, each value in the type that the setting has."""
+    fields = {f.name: f for cls in PARTS.values() for f in dataclasses.fields(cls)}
     settings = {}
     for pair in values:
         name, equals, text = pair.partition("=")
         try:
-            check_name("setting", name, defaults)
+            check_name("setting", name, fields)
         except UnknownName as error:
             raise click.BadParameter(str(error)) from None
         if not equals:
-            raise click.BadParameter(f"a setting needs a value, such as {name}={defaults[name]}")
-        settings[name] = _typed(name, text, defaults[name])
+            raise click.BadParameter(f"a setting needs a value, such as {name}={fields[name].default}")
+        settings[name] = _typed(name, text, fields[name].type)
     return settings
 
 
-def _typed(name: str, text: str, like):
+def _typed(name: str, text: str, kind: type):
+    item = (*get_args(kind), kind)[0]  # of a tuple
+    if get_args(item):
+        raise click.BadParameter(f"{name} is a tuple of tuples, which --set cannot write; give it to vary() in Python")
     try:
-        if isinstance(like, bool):
+        if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        if isinstance(like, tuple):
-            return tuple(type(like[0])(item) for item in text.split(","))
-        return type(like)(text)
+        if item is not kind:
+            return tuple(item(part.strip()) for part in text.split(",") if part)
+        return kind(text)
     except (KeyError, ValueError):
-        raise click.BadParameter(f"{name} is a {type(like).__name__}; got {text!r}") from None
+        raise click.BadParameter(f"{name} is a {kind.__name__}; got {text!r}") from None
 
 
 def _environment(name: str):
@@ -193,15 +197,31 @@ which_settings = _options(
 )
 
 
-def experiment_of(preset: str, settings: dict, **given) -> Experiment:
-    """Return the preset with what was given on the command line; what is None was not given."""
+def merge_settings(settings: dict, **given) -> dict:
+    """Return the settings of --set together with what was given otherwise; what is None was not given.
+
+    Errors: UsageError for a setting that has two values.
+    """
     given = {name: value for name, value in given.items() if value is not None}
     if "files" in given:
         given.setdefault("source", "files")
+    for name in given:
+        if name in settings:
+            raise click.UsageError(f"{name} is {given[name]!r} already; leave out --set {name}")
+    return settings | given
+
+
+def vary_as_told(experiment: Experiment, settings: dict) -> Experiment:
+    """Return the experiment with settings from the command line, where a wrong one is wrong usage."""
     try:
-        experiment = vary(PRESETS[preset], **settings, **given)
+        return vary(experiment, **settings)
     except CpbkitError as error:
         raise click.UsageError(str(error)) from None
+
+
+def experiment_of(preset: str, settings: dict, **given) -> Experiment:
+    """Return the preset with what was given on the command line; what is None was not given."""
+    experiment = vary_as_told(PRESETS[preset], merge_settings(settings, **given))
     if experiment.data.source == "binance" and not (experiment.data.start and experiment.data.end):
         raise click.UsageError("which days? Such as --start 2025-03-01 --end 2025-06-30")
     return experiment
