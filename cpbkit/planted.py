@@ -13,7 +13,7 @@ from cpbkit.audit import Finding, Pipeline, autoregression, check_future, check_
 from cpbkit.data.synthetic import make_market
 from cpbkit.experiment import Model, Task, vary
 from cpbkit.presets import PRESETS
-from cpbkit.series import try_out
+from cpbkit.series import train_and_judge
 from cpbkit.windows import Series, Splits, from_klines, split
 
 PLANTED = {  # settings of the models that are made sick
@@ -111,10 +111,10 @@ def plant_sicknesses() -> list[Finding]:
     sound, series = vary(PRESETS["quick"], **PLANTED), autoregression(0.6, 1500, 0)
     found = []
     for name, (suspect, settings, spoil) in SICKNESSES.items():
-        _, checks = try_out(vary(sound, **settings), spoil(series))
+        _, checks = train_and_judge(vary(sound, **settings), spoil(series))
         seen = [f"{suspect} {c.verdict}: {c.evidence}" for c in checks if c.check == suspect and c.verdict != "OK"]
         found.append(Finding(name, "OK", seen[0]) if seen else Finding(name, "FAIL", f"{suspect} sees nothing"))
-    _, checks = try_out(sound, series)
+    _, checks = train_and_judge(sound, series)
     wrong = [check for check in checks if check.verdict != "OK"]
     text = "; ".join(f"{check.check}: {check.evidence}" for check in wrong) or f"{len(checks)} checks are OK"
     return [*found, Finding("no sickness", "FAIL" if wrong else "OK", text)]

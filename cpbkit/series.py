@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from cpbkit.errors import CpbkitError, check_name
-from cpbkit.experiment import Experiment, Model, vary
+from cpbkit.experiment import Experiment, Model, Training, vary
 from cpbkit.health import Check, check_results
 from cpbkit.models import zoo
 from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
 from cpbkit.train import Finished, Fit, assemble, fit, precision
-from cpbkit.windows import Series, Windows, from_table, split_rows
+from cpbkit.windows import Series, Splits, Windows, from_table, split, split_rows
 from cpbkit.work import Result, Unit, work
 
 PERSISTENCE = "persistence"
-CHOICES = (PERSISTENCE, *(name for name, preset in PRESETS.items() if preset.task.target_scale != "none"))
+CHOICES = (PERSISTENCE, *PRESETS)
 TEST_WINDOWS = 256  # a batch
 
 
@@ -68,6 +68,7 @@ def plan_series(
     """Return the experiment of a preset, or of `persistence`, on the columns of a table; settings by their flat names.
 
     scale: what the columns are divided by, standard (train deviation), persistence or none.
+    Errors: CpbkitError for a setting that the table or another argument decides.
     """
     check_name("model", model, CHOICES)
     base = Experiment(preset=model, model=Model(name=model)) if model == PERSISTENCE else PRESETS[model]
@@ -75,7 +76,11 @@ def plan_series(
         base = dataclasses.replace(base, training=LTSF)  # a table need not wander
     columns = tuple(columns)
     task = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns), "target_scale": scale}
-    return vary(base, context=context, horizon=horizon, purge=0, input_clip=math.inf, **task, **settings)
+    task |= {"context": context, "horizon": horizon}
+    if twice := sorted(task.keys() & settings.keys()):
+        raise CpbkitError(f"the table and its options decide {', '.join(task)}; got {', '.join(twice)} as settings too")
+    own = {"weights": (), "repeats": (), "ranges": ()}  # a preset's are of columns that this table need not have
+    return vary(base, **{**task, **own, "purge": 0, "input_clip": math.inf, **settings})
 
 
 def run_series(
@@ -143,7 +148,7 @@ def train_alone(
     Errors: CpbkitError for a training that fell ill.
     """
     training, (name,) = experiment.training, stack.names
-    steps = training.steps or math.ceil(len(windows.origins["train"][0]) / training.batch)
+    steps = _steps(training, windows.splits[0])
     for state in fit(Fit(stack), windows, training, steps):
         if state.step == 0 and not state.finished:
             best = min(state.curves[name]["validation"])
@@ -155,6 +160,11 @@ def train_alone(
         raise CpbkitError(f"{name} fell ill: {end.reason}")
     net = zoo.restore(windows.task, experiment.model, end.weights)
     return net.to(windows.device, windows.inputs.dtype), end
+
+
+def _steps(training: Training, splits: Splits) -> int:
+    """Return the steps of an epoch: as stated, else what a series that is trained alone needs to be seen once."""
+    return training.steps or math.ceil(len(splits.train) / training.batch)
 
 
 @torch.no_grad()
@@ -184,7 +194,7 @@ def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
     rows, known = [], {}
     for name, experiment in trials.items():
         if experiment not in known:  # the same again would end the same
-            known[experiment] = try_out(experiment, series)
+            known[experiment] = train_and_judge(experiment, series)
         line, checks = known[experiment]
         judged = next(iter(line["test"].values()), {})
         worst = max(checks, key=lambda check: ("OK", "NOTE", "SICK").index(check.verdict))
@@ -201,8 +211,9 @@ def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def try_out(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
+def train_and_judge(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
     """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
-    unit = Unit(series.name, experiment, (series,), "cuda" if torch.cuda.is_available() else "cpu")
+    stated = vary(experiment, steps=_steps(experiment.training, split(series, experiment.task)))
+    unit = Unit(series.name, stated, (series,), "cuda" if torch.cuda.is_available() else "cpu")
     (line,) = (message.line for message in work(unit) if isinstance(message, Result))
     return line, check_results([line])

@@ -239,7 +239,7 @@ def test_a_check_that_sees_nothing_or_everything_fails_the_planted_ones(monkeypa
     assert [f.check for f in planted.plant_leaks() if f.verdict == "OK"] == ["overlapping splits", "no leak"]
     monkeypatch.setattr(planted, "check_future", lambda *_: dataclasses.replace(blind, verdict="FAIL"))
     assert [f.check for f in planted.plant_leaks() if f.verdict == "FAIL"] == ["no leak"]
-    monkeypatch.setattr(planted, "try_out", lambda *_: ({}, [Check("S", "finite", "OK", "every loss")]))
+    monkeypatch.setattr(planted, "train_and_judge", lambda *_: ({}, [Check("S", "finite", "OK", "every loss")]))
     assert [f.check for f in planted.plant_sicknesses() if f.verdict == "OK"] == ["no sickness"]
 
 

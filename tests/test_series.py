@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 
@@ -15,7 +16,7 @@ from cpbkit.errors import CpbkitError, DataError, UnknownName
 from cpbkit.experiment import vary
 from cpbkit.models import zoo
 from cpbkit.presets import PRESETS
-from cpbkit.series import compare, plan_series, run_series
+from cpbkit.series import compare, plan_series, run_series, train_and_judge
 from cpbkit.windows import from_table, split_rows
 
 ROWS = (300, 120, 130)
@@ -75,7 +76,7 @@ def test_nlinear_comes_near_the_least_squares_solution():
     assert found.parameters == 9 * 4 and 1 <= found.best_epoch <= found.epochs <= 10
 
 
-@pytest.mark.parametrize("model", ["dlinear", "segrnn", "gru", "transformer"])
+@pytest.mark.parametrize("model", ["dlinear", "segrnn", "gru", "transformer", "bandwidth"])
 def test_other_models_train_on_tables_too(model):
     frame = table()
     found = run_series(frame, "t", plan(model, frame, epochs=2, width=8, heads=2, layers=1, batch=64), ROWS)
@@ -115,6 +116,8 @@ def test_what_cannot_be_is_said():
         run_series(frame, "t", plan("persistence", frame), (300, 8, 200))
     with pytest.raises(UnknownName, match="model must be a known name; got 'nliner'"):
         plan("nliner", frame)
+    with pytest.raises(CpbkitError, match=r"and its options decide .* horizon; got context, target_scale as settings"):
+        plan_series("nlinear", "ab", 24, 6, settings={"target_scale": "none", "context": 3, "epochs": 1})
     with pytest.raises(CpbkitError, match="t fell ill: the training loss was not finite in epoch 1"):
         run_series(frame, "t", plan("nlinear", frame, learning_rate=1e38, schedule="constant"), ROWS)
 
@@ -140,6 +143,15 @@ def test_trials_are_compared_on_one_series():
     assert {**plain, "trial": "again"} == again and (plain["health"], plain["why"]) == ("OK", "")
     assert (stuck["health"], stuck["why"][:12]) == ("NOTE", "learns: trai") and plain["mae"] < stuck["mae"]
     assert stuck["r2"] == pytest.approx(stuck["persistence's r2"], abs=1e-3) and plain["r2"] > stuck["r2"]
+
+
+def test_steps_that_are_not_stated_see_every_train_window_once():
+    quick = vary(PRESETS["quick"], context=10, horizon=2, features=("close_return",), epochs=1, batch=32, width=4)
+    series = autoregression(0.6, 800, 0)
+    train = round(800 * quick.task.train) - 10 - 2 + 1  # contexts and horizons of ten and two bars lie inside
+    line, _ = train_and_judge(quick, series)
+    stated, _ = train_and_judge(vary(quick, steps=math.ceil(train / 32)), series)
+    assert quick.training.steps == 0 and line["curve"] == stated["curve"] and line["test"] == stated["test"]
 
 
 # Published cells: (model, context, horizon) -> MSE, MAE and how near we must come. Zeng et al. 2023, table 2, who
