@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from cpbkit.errors import check_name
 from cpbkit.experiment import Experiment
-from cpbkit.plots.style import Picture, amount, duration, label
+from cpbkit.plots.style import amount, duration, label
 from cpbkit.plots.sweep import SweepFigure, loss_figure
 
 if TYPE_CHECKING:  # it loads torch, which a view does not need
@@ -129,21 +130,21 @@ def sentence(state: "State") -> str:
     return "  ".join(parts)
 
 
-def browse(results: Sequence[Mapping], draw: Callable[[Mapping], Picture] = loss_figure, series: str = "") -> Any:
-    """Return a widget that shows one figure of a run after another, starting with `series` or the first.
+def browse(results: Sequence[Mapping], series: str = "") -> Any:
+    """Return a widget that shows the loss of one model of a run after another, starting with `series` or the first.
 
-    Without widgets the same picture is `draw(result)`.
+    Where widgets do not live, `series` alone chooses. Errors: UnknownName for a series without a result.
     """
     import ipywidgets
 
     by_name = {result["series"]: result for result in results}
-    first = series or next(iter(by_name))
-    image = ipywidgets.Image(value=draw(by_name[first]).png(), format="png")
+    first = check_name("series", series or next(iter(by_name)), by_name)
+    image = ipywidgets.Image(value=loss_figure(by_name[first]).png(), format="png")
     options = [(label(name), name) for name in by_name]
     menu = ipywidgets.Dropdown(options=options, value=first, description="series")
 
     def show(change) -> None:
-        image.value = draw(by_name[change["new"]]).png()
+        image.value = loss_figure(by_name[change["new"]]).png()
 
     menu.observe(show, names="value")
     return ipywidgets.VBox([menu, image])

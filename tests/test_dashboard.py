@@ -13,6 +13,7 @@ from test_plots import EXPERIMENT, made_up_monitor, made_up_results, pixels
 
 from cpbkit import dashboard
 from cpbkit.dashboard import Notebook, Terminal, browse, in_notebook, live, sentence
+from cpbkit.errors import UnknownName
 from cpbkit.plots.sweep import SweepFigure, loss_figure
 
 
@@ -178,3 +179,6 @@ def test_browsing_shows_the_model_that_is_chosen():
     assert image.value == loss_figure(results[1]).png()
     menu.value = results[2]["series"]
     assert image.value == loss_figure(results[2]).png()
+    assert browse(results).children[0].value == results[0]["series"]
+    with pytest.raises(UnknownName, match="series must be a known name; got 'BTC'"):
+        browse(results, "BTC")

@@ -46,7 +46,7 @@ SMALL = {
     "04_sweep": ("source, start, end, epochs = 'synthetic', '2025-01-01', '2025-01-14', 1", 2),
     "05_verdict": (
         "source, start, end, epochs, twins, refits, seeds = 'synthetic', '2025-01-01', '2025-01-31', 1, 2, 2, 2",
-        3,
+        4,
     ),
 }
 

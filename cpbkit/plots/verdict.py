@@ -99,16 +99,16 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
 
 @look()
 def forecast_figure(
-    series: "Series", origins: np.ndarray, forecast: np.ndarray, *, target: str = "", ahead: int = 0, windows: int = 160
+    series: "Series", origins: np.ndarray, forecast: np.ndarray, ahead: int = 0, windows: int = 160
 ) -> Picture:
-    """Draw forecasts of a stretch of test beside the truth and persistence, and say what they are worth.
+    """Draw forecasts of the close, or else of the last target, beside the truth and persistence, and their worth.
 
     origins (W,) rows of the last context bars, a bar apart; forecast (W, H, K) y as `train.forecast` returns it.
-    target: its name (default: the close, else the last). ahead: bars (default: the horizon). windows: last ones shown.
+    ahead: bars, 0 for the horizon. windows: the last ones shown.
     """
     horizon = forecast.shape[1]
     ahead = ahead or horizon
-    k = series.targets.index(target or ("close" if "close" in series.targets else series.targets[-1]))
+    k = series.targets.index("close") if "close" in series.targets else -1
     change = series.truth(origins, horizon)[:, ahead - 1, k]
     told = forecast[:, ahead - 1, k]
     scale, unit, back = (1e4, "basis points", np.exp) if series.unit == "bp" else (1.0, series.unit, np.asarray)
