@@ -215,11 +215,10 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
     windows, stack = assemble(replace(experiment, model=model, training=training), [series], "cpu")
     if hasattr(stack.net, "solve"):
         return Finding(name, "NOTE", f"{model.name} is solved in one step, not trained")
-    weights = windows.levels.new_tensor(experiment.task.target_weights)
     x, last, y = windows.gather(windows.order([0], training.seed, 0, BATCH))
     losses = []
     for _ in range(OVERFIT_STEPS):
-        loss = loss_per_model(stack.net(x, last), y, weights / weights.sum()).mean(1)  # (1,)
+        loss = loss_per_model(stack.net(x, last), y, windows.target_weights).mean(1)  # (1,)
         losses.append(loss.item())
         if losses[-1] < (1 - OVERFIT) * losses[0]:
             break

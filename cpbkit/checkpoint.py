@@ -14,19 +14,24 @@ from cpbkit.train import Fit
 META = "cpbkit"
 
 
-def save_fit(state: Fit) -> bytes:
-    """Write where a training stands, at any step."""
+def save_fit(state: Fit, data: dict[str, str]) -> bytes:
+    """Write where a training stands, at any step; `data` is a fingerprint of each series of its unit."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.stack.state().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if state.stack.weights.is_cuda:
         tensors["rng.cuda"] = torch.cuda.get_rng_state(state.stack.weights.device)
-    about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": state.curves}
+    about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": state.curves, "data": data}
     return safetensors.torch.save(tensors, {META: json.dumps(about)})
 
 
-def load_fit(stack: Stack, content: bytes) -> Fit:
-    """Make `stack` the saved one and return its training, ready for `fit`. Errors: RunError for damaged bytes."""
+def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
+    """Make `stack` the saved one and return its training, ready for `fit`, or None where it was of other data.
+
+    Errors: RunError for damaged bytes.
+    """
     tensors, about = load(content)
+    if about["data"] != data:
+        return None
     stack.restore(about["names"], {k: v for k, v in tensors.items() if not k.startswith("rng.")})
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors:

@@ -2,12 +2,14 @@
 
 import contextlib
 import multiprocessing
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 
 from cpbkit.errors import CpbkitError
 
@@ -20,9 +22,16 @@ class WorkerLost(CpbkitError):
 
 
 def local(units: Sequence, work: Work) -> Iterator:
-    """Run the units here, one after another."""
-    for unit in units:
-        yield from work(unit)
+    """Run the units here, one after another; the process has its threads and random state back afterwards."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for unit in units:
+                yield from work(unit)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def processes(units: Sequence, work: Work, devices: Sequence[str]) -> Iterator:
@@ -43,12 +52,13 @@ def processes(units: Sequence, work: Work, devices: Sequence[str]) -> Iterator:
             pipe.send(unit)
 
     try:
-        for device in devices[: len(waiting)]:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            workers[ours] = process, device
+        with _nothing_to_run():
+            for device in devices[: len(waiting)]:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                workers[ours] = process, device
         for pipe in workers:
             give(pipe)
         while running:
@@ -58,10 +68,13 @@ def processes(units: Sequence, work: Work, devices: Sequence[str]) -> Iterator:
                 except (EOFError, ConnectionResetError):
                     process = workers[pipe][0]
                     process.join()
+                    why = "Often that is the system taking back memory; the" if process.exitcode == -9 else "The"
                     raise WorkerLost(
-                        f"the process of unit {running[pipe]} ended with exit code {process.exitcode}. Often that is "
-                        "the system taking back memory; the same command goes on where it stopped"
+                        f"the process of unit {running[pipe]} ended with exit code {process.exitcode}. {why} same "
+                        "command goes on where it stopped"
                     ) from None
+                if isinstance(error, CpbkitError):
+                    raise error
                 if error:
                     raise WorkerLost(f"the unit {running[pipe]} failed:\n{error}")
                 if message is not None:
@@ -77,6 +90,16 @@ def processes(units: Sequence, work: Work, devices: Sequence[str]) -> Iterator:
             process.join()
 
 
+@contextlib.contextmanager
+def _nothing_to_run() -> Iterator[None]:
+    """Hide the caller's script from processes that start now: they would run it again, and sweep again in it."""
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
 def _serve(work: Work, pipe: Connection) -> None:
     try:
         while True:
@@ -85,6 +108,8 @@ def _serve(work: Work, pipe: Connection) -> None:
             pipe.send((None, ""))
     except (KeyboardInterrupt, BrokenPipeError, EOFError):
         return  # the parent was interrupted or is gone, and has spoken
+    except CpbkitError as error:
+        pipe.send((None, error))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
 
@@ -143,6 +168,8 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0) -> Iterator:
                 del running[stream]
                 continue
             except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, CpbkitError):
+                    raise error.cause from None
                 raise WorkerLost(f"the unit {unit.name} failed:\n{error}") from error
             except ray.exceptions.RayError as error:
                 del running[stream]
@@ -151,7 +178,9 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0) -> Iterator:
                     raise WorkerLost(f"the unit {unit.name} was lost {lost[unit.name]} times: {error}") from error
                 start(unit)
                 continue
-            if (content := getattr(message, "content", None)) is not None:
+            # A unit that was halved speaks for its halves too; it would go on as a whole.
+            content = getattr(message, "content", None)
+            if content is not None and message.unit == unit.name:
                 running[stream] = replace(unit, checkpoint=content)
             yield message
     finally:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 SCALE = 0.01, 100.0  # between which the root mean square of scaled targets should lie
 FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss is off
+SKIPPED = 0.02  # share of steps without a finite gradient above which a number format is too small
 CLIPPED = 0.9  # share of clipped steps above which the gradient is out of hand
 STUCK = 0.999  # share of its first train loss above which a model has learned nothing
 COLLAPSED = 0.02  # deviation of forecasts over that of the truth below which they say nothing
@@ -52,7 +53,7 @@ def find_not_finite(net: nn.Module, row: int, x: Tensor, last: Tensor, y: Tensor
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else "only the loss or a gradient"
+    return found[0] if found else ""
 
 
 def check_results(results: Iterable[dict]) -> list[Check]:
@@ -103,7 +104,9 @@ def _check_gradient(curve: dict[str, list], spreads: dict[str, float]) -> Iterab
     if max(norms):
         share = sum(clipped) / len(clipped)
         text = f"norm before clipping {norms[0]:.3g} to {norms[-1]:.3g}, {share:.0%} of steps clipped"
-        yield "gradient", "OK" if share < CLIPPED else "NOTE", text
+        skipped = sum(curve.get("skipped", ())) / len(norms)
+        text += f", {skipped:.0%} skipped for a gradient that was not finite" if skipped else ""
+        yield "gradient", "OK" if share < CLIPPED and skipped < SKIPPED else "NOTE", text
     elif any(spread > DEAD for spread in spreads.values()):
         yield "gradient", "OK", "solved, not trained"
     else:

@@ -3,13 +3,13 @@
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Experiment
+from cpbkit.experiment import Experiment, vary
 from cpbkit.gpu_check.environment import count_cores, free_memory
 from cpbkit.models import zoo
 from cpbkit.train import Fit, assemble, fit
@@ -19,32 +19,33 @@ TIMED_STEPS = 3  # after one that warms up
 TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
 FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
-BUDGET_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
+PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
+SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the series are shared out. A resumed sweep keeps the plan it started with."""
+    """How the series are shared out. A resumed sweep keeps it, but for where the units run."""
 
     units: list[list[str]]  # names of the series of each stack
     steps: int  # optimiser steps an epoch, the same for every model of the run
     epochs: int  # at most, of each model
+    patience: int  # epochs; shorter than the experiment's where a budget of time is
     workers: int  # processes at once; 0 runs the units in this one
-    devices: list[str]  # of the workers in turn
+    devices: list[str]  # of each worker, or of this process
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether a network of one's own is computed as a stack
-    patience: int | None = None  # epochs, where a budget of time shortens the experiment's
 
     def named_units(self) -> dict[str, list[str]]:
         """Return the units by name."""
         return {unit_name(names): names for names in self.units}
 
-    def places(self) -> list[str]:
-        """Return the device of each worker."""
-        return [self.devices[i % len(self.devices)] for i in range(self.workers)]
+    def settle(self, experiment: Experiment) -> Experiment:
+        """Return the experiment as its models are trained."""
+        return vary(experiment, **{name: getattr(self, name) for name in SETTLED})
 
 
 @dataclass(frozen=True)
@@ -71,55 +72,79 @@ def make_plan(
     cosine, which must reach its end, gets fewer epochs instead. Errors: CpbkitError when not even one epoch fits.
     """
     task, training = experiment.task, experiment.training
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
+    workers, devices = find_places(workers, len(series))
     model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
     experiment = replace(experiment, model=model)
     windows = {name: split(s, task) for name, s in series.items()}
     steps = training.steps or math.ceil(max(len(w.train) for w in windows.values()) / training.batch)
-    if workers is None:
-        workers = gpus if gpus > 1 else 0 if gpus or count_cores() == 1 or len(series) == 1 else count_cores()
-    places = max(1, workers)
+    places = len(devices)
+    on_cpu = devices[0] == "cpu"
     share = math.ceil(len(series) / places)  # models of a worker
-    sizes = [share] if gpus else sorted({min(k, share) for k in (1, 2, 4, share)}, reverse=True)
-    limit = MEMORY_SHARE * free_memory(devices[0]) / (places if not gpus else 1)
-    longest = sorted(series.values(), key=len, reverse=True)
-    trials = list(_trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], sizes))
-    fitting = [t for t in trials if t.bytes <= limit]
-    if not fitting:
-        small = min(trials, key=lambda t: t.bytes)
-        fits = max(1, int(small.models * limit / small.bytes))
-        fitting = [Trial(fits, small.seconds * fits / small.models, int(small.bytes * fits / small.models))]
+    wanted = (2, 4, share) if on_cpu else (share // 4, share // 2, share)
+    limit = MEMORY_SHARE * free_memory(devices[0]) / (places if on_cpu else 1)
+    longest = sorted(series.values(), key=len, reverse=True)[:share]
+    trials = list(
+        _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
+    )
+    fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
     validation = max(len(w.validation) for w in windows.values()) / training.batch
     epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
     rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
-    reason = _reason(trials, best, places, gpus, why)
-    epochs, patience, seconds = training.epochs, None, epoch * rounds * training.epochs
-    if minutes is not None and (part := 60 * minutes * BUDGET_SHARE / seconds) < 1:
+    reason = _reason(trials, best, devices, why)
+    epochs, patience, seconds = training.epochs, training.patience, epoch * rounds * training.epochs
+    if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
         if part * epochs < 1:
             raise CpbkitError(
                 f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from "
                 f"{TIMED_STEPS} timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
             )
-        patience = min(training.patience, max(LEAST_PATIENCE, math.ceil(part * training.patience)))
-        reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take, so patience is {patience} epochs"
         if training.schedule == "cosine":
             epochs = int(part * epochs)
-            reason += f" of {epochs}"
+        else:
+            patience = min(patience, max(LEAST_PATIENCE, math.ceil(part * patience)))
+        reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take: at most {epochs}, patience {patience}"
         seconds *= part
-    return Plan(units, steps, epochs, workers, devices, seconds, reason, model.stacked, patience)
+    return Plan(units, steps, epochs, patience, workers, devices, seconds, reason, model.stacked)
 
 
-def _trials(experiment: Experiment, series: list[Series], device: str, sizes: list[int]):
-    """Time stacks from the largest size down; the largest is tried small first, so that no trial runs away."""
+def find_places(workers: int | None, series: int) -> tuple[int, list[str]]:
+    """Return how many processes this machine gives to so many series, 0 for none but this one, and their devices.
+
+    workers: as many as that; None takes what is there.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
+    if workers is None:
+        workers = gpus if gpus > 1 else 0 if gpus or series == 1 or count_cores() == 1 else count_cores()
+    return workers, [names[i % len(names)] for i in range(max(1, workers))]
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Say whether torch means that memory is short; it has no one class for that on all devices and versions."""
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def _trials(
+    experiment: Experiment, series: list[Series], device: str, wanted: Sequence[int], limit: float
+) -> Iterator[Trial]:
+    """Time one model, then stacks of the wanted sizes as far as memory and TRIAL_SECONDS allow."""
     one = _trial(experiment, series[:1], device)
-    for size in sizes:
-        if size == 1:
-            yield one
-        elif size * one.seconds * (TIMED_STEPS + 1) <= TRIAL_SECONDS or size <= 2:
-            yield _trial(experiment, series[:size], device)
+    yield one
+    quick = TRIAL_SECONDS / (one.seconds * (TIMED_STEPS + 1))
+    most = int(min(len(series), limit / one.bytes, max(2, quick)))
+    for size in sorted({min(size, most) for size in wanted} - {0, 1}):
+        while size > 1:
+            try:
+                yield _trial(experiment, series[:size], device)
+                break
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                size, most = size // 2, 0
+        if not most:
+            return  # the larger ones do not fit either
 
 
 def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
@@ -162,7 +187,8 @@ def _cut(names: list[str], size: int) -> list[list[str]]:
     return [names[i::count] for i in range(count)]
 
 
-def _reason(trials: list[Trial], best: Trial, places: int, gpus: int, why: str) -> str:
-    where = f"{gpus} GPU(s)" if gpus else f"{places} process(es), one thread each"
+def _reason(trials: list[Trial], best: Trial, devices: list[str], why: str) -> str:
+    on_cpu = devices[0] == "cpu"
+    where = f"{len(devices)} process(es), one thread each" if on_cpu else f"{len(set(devices))} GPU(s)"
     timed = ", ".join(f"{1000 * t.seconds / t.models:.1f} ms in a stack of {t.models}" for t in trials)
     return f"stacks of {best.models} on {where}; a step of one model took {timed}" + (f"; {why}" if why else "")

@@ -18,6 +18,7 @@ class Pace:
 
     workers: int = 1  # at once
     epochs: int = 1  # at most, of each model
+    deadline: float | None = None  # of a budget, seconds since 1970
     first: dict[str, float] = field(default_factory=dict)  # series -> share of its epochs when first heard of
     last: dict[str, float] = field(default_factory=dict)  # and now
     units: set[str] = field(default_factory=set)
@@ -49,7 +50,8 @@ class Pace:
         for share in (self.last.get(name, 0.0) for name in missing):
             longer = [one / self.epochs for one in epochs if one > share * self.epochs]
             todo += (statistics.mean(longer) if longer else 1.0) - share
-        return self.seconds / trained * todo / self.workers
+        left = self.seconds / trained * todo / self.workers
+        return left if self.deadline is None else max(0.0, min(left, self.deadline - time.time()))
 
     @property
     def samples_per_second(self) -> float:

@@ -47,7 +47,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         lock, holder = filelock.FileLock(self.folder / ".lock"), self.folder / ".holder.json"
         try:
-            lock.acquire(blocking=False)
+            lock.acquire(timeout=1)  # `cpbkit status` takes it for an instant
         except filelock.Timeout:
             raise RunError(
                 f"another sweep writes to {self.folder}: {_describe(holder)}. Wait for it, or stop it"

@@ -16,10 +16,10 @@ from cpbkit.clock import Clock
 from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError, check_name
-from cpbkit.experiment import Experiment, vary
+from cpbkit.experiment import Data, Experiment
 from cpbkit.gpu_check.environment import count_cores
 from cpbkit.gpu_check.monitor import Monitor
-from cpbkit.plan import Plan, make_plan
+from cpbkit.plan import Plan, find_places, make_plan
 from cpbkit.progress import Pace, State
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
@@ -102,12 +102,20 @@ class Place:
             return executors.call_on_ray(make_plan, experiment, series, self.workers, minutes, gpus=self.gpus)
         return make_plan(experiment, series, self.workers, minutes)
 
+    def settle(self, plan: Plan, series: int) -> Plan:
+        """Return a plan, which may have been made on another machine, for the devices of this one."""
+        if self.executor == "ray":
+            workers, devices = executors.call_on_ray(find_places, self.workers, series, gpus=self.gpus)
+        else:
+            workers, devices = find_places(self.workers, series)
+        return replace(plan, workers=workers, devices=devices)
+
     def run(self, units: list[Unit], plan: Plan) -> Iterator[Message]:
         """Run the units and stream their messages."""
         if self.executor == "ray":
             return executors.on_ray(units, work, self.gpus)
         if plan.workers:
-            return executors.processes(units, work, plan.places())
+            return executors.processes(units, work, plan.devices)
         return executors.local(units, work)
 
 
@@ -141,11 +149,12 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
         plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
+        plan = place.settle(plan, len(series))
         _write_plan(run, plan)
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")
-        state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs)
+        state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs, deadline)
         for message in place.run(units, plan):
             match message:
                 case Result():
@@ -154,6 +163,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
                 case Checkpoint():
                     atomic.write_bytes(run.checkpoint(message.unit), message.content)
                 case Shrunk():
+                    run.checkpoint(message.unit).unlink(missing_ok=True)
                     kept = [names for name, names in plan.named_units().items() if name != message.unit]
                     plan = replace(plan, units=[*kept, *message.units])
                     _write_plan(run, plan)
@@ -194,8 +204,6 @@ def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, 
 
 def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
-    training = {"steps": plan.steps, "epochs": plan.epochs, "stacked": plan.stacked}
-    experiment = vary(state.experiment, **training, **({"patience": plan.patience} if plan.patience else {}))
     here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
     missing = set(state.missing)
     named = {unit: names for unit, names in here.items() if missing & set(names)}
@@ -205,7 +213,7 @@ def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadli
         units.append(
             Unit(
                 name,
-                experiment,
+                plan.settle(state.experiment),
                 tuple(series[n] for n in names),
                 device=plan.devices[0],
                 checkpoint=saved.read_bytes() if saved.exists() else None,
@@ -249,13 +257,21 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
         def progress(done: int, total: int, size: int, text: str) -> None:
             tell(f"getting bars: {done} of {total} files, {size / 1e6:.1f} MB")
 
-        bars = binance.fetch_klines(
-            data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
-        )
-    if data.tickers:
-        tell(f"getting {', '.join(data.tickers)}")
-        bars = yahoo.add_context(bars, data.tickers)
-    return bars
+        try:
+            bars = binance.fetch_klines(
+                data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
+            )
+        except binance.Incomplete as error:
+            error.klines = _with_context(error.klines, data, tell)
+            raise
+    return _with_context(bars, data, tell)
+
+
+def _with_context(bars: dict[str, Klines], data: Data, tell: Callable[[str], None]) -> dict[str, Klines]:
+    if not data.tickers:
+        return bars
+    tell(f"getting {', '.join(data.tickers)}")
+    return yahoo.add_context(bars, data.tickers)
 
 
 def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:

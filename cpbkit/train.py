@@ -24,7 +24,7 @@ LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest nu
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
 WARM_UP = 3  # steps before a capture
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
-CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped")
+CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ START = {
     "loss_sum": 0.0,  # over the running epoch
     "norm_sum": 0.0,
     "clipped_sum": 0.0,
+    "skipped_sum": 0.0,
     "bad_step": -1.0,  # first step of the epoch whose loss or gradient was not finite
 }
 
@@ -125,8 +126,6 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     """
     stack, task = state.stack, windows.task
     place = {series.name: m for m, series in enumerate(windows.series)}
-    target_weights = torch.tensor(task.target_weights, device=windows.device, dtype=windows.levels.dtype)
-    target_weights /= target_weights.sum()
     order = coins = run = now = None
     i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
 
@@ -138,7 +137,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             teacher = y, None if training.teacher_forcing == 1 else coins.index_select(0, i)[0]
         with autocast:
             forecast = stack.net(x, last, teacher)
-        losses = loss_per_model(forecast, y, target_weights)  # (M, B)
+        losses = loss_per_model(forecast, y, windows.target_weights)  # (M, B)
         if windows.weights is not None:
             losses = losses * windows.weights[rows]
         _move(stack, training, losses.mean(1), i)
@@ -146,7 +145,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
 
     def solve() -> None:
         stack.net.solve(*(_whole(windows, part, members) for part in ("train", "validation")))
-        stack.table["loss_sum"] += evaluate(stack.net, windows, "train", members, target_weights)
+        stack.table["loss_sum"] += evaluate(stack.net, windows, "train", members)
 
     with precision(training, windows.device) as autocast:
         while len(stack):
@@ -157,7 +156,8 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             if now is not stack.weights:  # models have left: the step has other tensors now
                 order, coins, now = fresh, draws, stack.weights
                 i.zero_()
-                run, state.mode = captured(step, stack) if not hasattr(stack.net, "solve") else (solve, "closed form")
+                solved = hasattr(stack.net, "solve")
+                run, state.mode = (solve, "closed form") if solved else captured(step, stack, i)
             order.copy_(fresh)
             coins.copy_(draws)
             i.fill_(state.step)
@@ -171,9 +171,9 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
                 state.step += 1
                 yield state
             with autocast:
-                validation = evaluate(stack.net, windows, "validation", members, target_weights)
-            explain = functools.partial(_explain, stack, windows, order, members)
-            _close_epoch(state, training, validation, explain)
+                validation = evaluate(stack.net, windows, "validation", members)
+                explain = functools.partial(_explain, stack, windows, order, members)
+                _close_epoch(state, training, validation, explain)
             yield state
 
 
@@ -184,8 +184,11 @@ def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Te
         yield x, y, weight
 
 
-def captured(step: Callable[[], None], stack: Stack) -> tuple[Callable[[], None], str]:
-    """Return the step as one CUDA graph that replays without the host, or as it is, and why."""
+def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
+    """Return the step as one CUDA graph that replays without the host, or as it is, and why.
+
+    i: the step's own count, which must stay inside the epoch while it warms up.
+    """
     if not stack.weights.is_cuda:
         return step, "eager: no GPU"
     stack.net.train()
@@ -195,7 +198,9 @@ def captured(step: Callable[[], None], stack: Stack) -> tuple[Callable[[], None]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
         for _ in range(WARM_UP):
+            i.zero_()
             step()
+        i.zero_()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
@@ -227,7 +232,7 @@ def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
 
 
 def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
-    """Move every model by its own loss (M,); a model whose gradient is not finite moves by none."""
+    """Move every model by its own loss (M,); a gradient that is not finite counts as zero, and as a skipped step."""
     gradients, table = stack.gradients, stack.table
     scale = LOSS_SCALE if training.precision == "float16" else 1.0
     stack.backward(losses.sum() * scale)
@@ -245,35 +250,26 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
     table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))
     table["loss_sum"] += losses.detach()
     table["norm_sum"] += torch.where(finite, norms, 0)
+    table["skipped_sum"] += ~finite
 
 
 def _explain(stack: Stack, windows: Windows, order: Tensor, members: list[int], row: int) -> str:
     """Name the first bad tensor of a sick model, at the step where it fell ill or on its validation windows."""
     step = int(stack.table["bad_step"][row])
-    rows = order[:, step] if step >= 0 else next(windows.batches("validation", members, EVALUATION_WINDOWS))[0]
-    return find_not_finite(stack.net, row, *windows.gather(rows))
+    size = max(1, EVALUATION_WINDOWS // len(members))
+    batches = [order[:, step]] if step >= 0 else (rows for rows, _ in windows.batches("validation", members, size))
+    found = (find_not_finite(stack.net, row, *windows.gather(rows)) for rows in batches)
+    return next(filter(None, found), "only the loss or a gradient")
 
 
 def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Callable[[int], str]) -> None:
     """Judge the epoch of every model on the device, look once from the host, and let go of those who are through."""
     stack, table = state.stack, state.stack.table
     steps, state.epoch, state.step = max(1, state.step), state.epoch + 1, 0
-    better = (validation < table["validation_best"]) & (table["alive"] > 0)
-    table["validation_best"] = torch.where(better, validation, table["validation_best"])
-    table["best"] = torch.where(better[:, None], stack.weights, table["best"])
-    table["best_epoch"].masked_fill_(better, state.epoch)
-    table["stale"] = torch.where(better, 0.0, table["stale"] + 1)
     rates = table["learning_rate"].clone()
-    if training.schedule == "plateau":
-        table["waited"] = torch.where(better, 0.0, table["waited"] + 1)
-        drop = table["waited"] > training.schedule_epochs
-        lower = (rates * training.schedule_factor).clamp(min=training.min_learning_rate)
-        table["learning_rate"].copy_(torch.where(drop, lower, rates))
-        table["waited"].masked_fill_(drop, 0.0)
-    sums = [table[name] / steps for name in ("loss_sum", "norm_sum", "clipped_sum")]
+    _judge_epoch(stack, training, validation, state.epoch)
+    sums = [table[name] / steps for name in ("loss_sum", "norm_sum", "clipped_sum", "skipped_sum")]
     seen = torch.stack([sums[0], validation, rates.double(), *sums[1:], table["alive"], table["stale"]], 1)
-
-    leaving = {}
     for row, (name, (*numbers, alive, stale)) in enumerate(zip(stack.names, seen.tolist(), strict=True)):
         if not alive:
             continue
@@ -283,43 +279,53 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
         if not (math.isfinite(train) and math.isfinite(valid)):
             which = "training" if not math.isfinite(train) else "validation"
             reason = f"the {which} loss was not finite in epoch {state.epoch}; first bad: {explain(row)}"
-            leaving[row] = ("sick", reason)
+            _let_go(state, row, "sick", reason)
         elif stale >= training.patience:
-            leaving[row] = ("done", f"no better validation loss for {training.patience} epochs")
+            _let_go(state, row, "done", f"no better validation loss for {training.patience} epochs")
         elif state.epoch >= training.epochs:
-            leaving[row] = ("done", f"all {training.epochs} epochs")
+            _let_go(state, row, "done", f"all {training.epochs} epochs")
         elif state.hurry:
-            leaving[row] = ("done", state.hurry)
-    for row, (status, reason) in leaving.items():
-        name = stack.names[row]
-        state.finished.append(
-            Finished(
-                name,
-                status,
-                reason,
-                epochs=state.epoch,
-                best_epoch=int(table["best_epoch"][row]),
-                curve=state.curves.pop(name),
-                weights=stack.export(row),
-            )
-        )
-        table["alive"][row] = 0
-    for name in ("loss_sum", "norm_sum", "clipped_sum", "bad_step"):
+            _let_go(state, row, "done", state.hurry)
+    for name in ("loss_sum", "norm_sum", "clipped_sum", "skipped_sum", "bad_step"):
         table[name].fill_(START[name])
     live = [row for row, name in enumerate(stack.names) if name in state.curves]
     if not live or len(live) < len(stack) * (COMPACT_AT if stack.weights.is_cuda else 1):
         stack.keep(live)
 
 
+def _judge_epoch(stack: Stack, training: Training, validation: Tensor, epoch: int) -> None:
+    """Keep the best weights of each model, count its epochs without better ones, and lower the rate of a plateau."""
+    table = stack.table
+    better = (validation < table["validation_best"]) & (table["alive"] > 0)
+    table["validation_best"] = torch.where(better, validation, table["validation_best"])
+    table["best"] = torch.where(better[:, None], stack.weights, table["best"])
+    table["best_epoch"].masked_fill_(better, epoch)
+    table["stale"] = torch.where(better, 0.0, table["stale"] + 1)
+    if training.schedule == "plateau":
+        table["waited"] = torch.where(better, 0.0, table["waited"] + 1)
+        drop = table["waited"] > training.schedule_epochs
+        lower = (table["learning_rate"] * training.schedule_factor).clamp(min=training.min_learning_rate)
+        table["learning_rate"].copy_(torch.where(drop, lower, table["learning_rate"]))
+        table["waited"].masked_fill_(drop, 0.0)
+
+
+def _let_go(state: Fit, row: int, status: str, reason: str) -> None:
+    stack = state.stack
+    name, best_epoch = stack.names[row], int(stack.table["best_epoch"][row])
+    curve, weights = state.curves.pop(name), stack.export(row)
+    state.finished.append(Finished(name, status, reason, state.epoch, best_epoch, curve, weights))
+    stack.table["alive"][row] = 0
+
+
 @torch.no_grad()
-def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int], weights: Tensor) -> Tensor:
+def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int]) -> Tensor:
     """Return each model's free-running mean loss over a split: (M,)."""
     net.eval()
     total = torch.zeros(len(members), device=windows.device, dtype=torch.float64)
     count = torch.zeros_like(total)
     for rows, mask in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
         x, last, y = windows.gather(rows)
-        losses = loss_per_model(net(x, last), y, weights)
+        losses = loss_per_model(net(x, last), y, windows.target_weights)
         total += torch.where(mask > 0, losses, 0).sum(1)
         count += mask.sum(1)
     return total / count
@@ -357,12 +363,8 @@ def mean_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
 
 
 def _constant_losses(windows: Windows, members: list[int], value: Tensor) -> dict[str, list[float]]:
-    weights = torch.tensor(windows.task.target_weights, device=windows.device, dtype=windows.levels.dtype)
     net = _Constant(value)
-    return {
-        part: evaluate(net, windows, part, members, weights / weights.sum()).tolist()
-        for part in ("train", "validation")
-    }
+    return {part: evaluate(net, windows, part, members).tolist() for part in ("train", "validation")}
 
 
 class _Constant(nn.Module):

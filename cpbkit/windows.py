@@ -285,6 +285,8 @@ class Windows:
             weights = [by_condition(s, task.weights) for s in self.series]
             weights = [w / w[p.train].mean() for w, (_, p) in zip(weights, self._pairs(), strict=True)]
             self.weights = put(weights)
+        shares = torch.tensor(task.target_weights, dtype=dtype, device=self.device)
+        self.target_weights = shares / shares.sum()  # (K,) of each target in the loss
         self.back = torch.arange(1 - task.context, 1, device=self.device)
         self.ahead = torch.arange(1, task.horizon + 1, device=self.device)
 

@@ -17,13 +17,13 @@ from cpbkit.evaluate import judge_heads
 from cpbkit.experiment import Experiment
 from cpbkit.intervals import judge_intervals
 from cpbkit.models import zoo
-from cpbkit.plan import unit_name
+from cpbkit.plan import is_out_of_memory, unit_name
 from cpbkit.train import Finished, Fit, assemble, fit, forecast, mean_losses, persistence_losses
 from cpbkit.windows import Series, Windows
 
 PROGRESS_SECONDS = 0.5  # between two progress messages
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints at the least
-BUDGET_SHARE = 0.95  # of a unit's time after which its models leave, to be judged in the rest
+TRAINED_SHARE = 0.95  # of a unit's time after which its models leave, to be judged in the rest
 CHECKPOINT_SHARE = 0.01  # of the time that checkpoints may take
 
 
@@ -84,7 +84,7 @@ Message = Progress | Result | Checkpoint | Shrunk
 def work(unit: Unit) -> Iterator[Message]:
     """Train and judge the series of a unit, message by message; halve it where the memory does not suffice.
 
-    A result comes before the checkpoint without its model. Errors: CpbkitError when not even one model fits.
+    A resumed unit may give a result once more. Errors: CpbkitError when not even one model fits.
     """
     left = {series.name: series for series in unit.series}
     try:
@@ -93,8 +93,8 @@ def work(unit: Unit) -> Iterator[Message]:
                 left.pop(message.line["series"])
             yield message
         return
-    except RuntimeError as error:  # torch has no one class for this on all devices and versions
-        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
             raise
         reason = str(error).splitlines()[0]
     if len(unit.series) == 1:
@@ -115,10 +115,11 @@ def _work(unit: Unit) -> Iterator[Message]:
     experiment, training, clock = unit.experiment, unit.experiment.training, Clock()
     begun = saved = time.monotonic()
     left = (unit.deadline - time.time()) / unit.turns if unit.deadline else math.inf
-    enough, told = begun + BUDGET_SHARE * left, -math.inf
+    enough, told = begun + TRAINED_SHARE * left, -math.inf
     with clock("build"):
         windows, stack = assemble(experiment, unit.series, unit.device)
-        state = checkpoint.load_fit(stack, unit.checkpoint) if unit.checkpoint else Fit(stack)
+        data = {series.name: data_sha256(series) for series in unit.series}
+        state = (unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, data)) or Fit(stack)
         everyone = list(range(len(windows)))
         floor = _by_name(unit.series, persistence_losses(windows, everyone))
         mean = _by_name(unit.series, mean_losses(windows, everyone))
@@ -129,7 +130,7 @@ def _work(unit: Unit) -> Iterator[Message]:
             if next(training_steps, None) is None:
                 break
         if state.step:
-            samples += len(stack) * training.batch
+            samples += len(state.curves) * training.batch
         stage = "validation" if state.step == training.steps else "epochs"
         for finished in [] if state.step else state.finished:
             with clock("judging"):
@@ -137,9 +138,9 @@ def _work(unit: Unit) -> Iterator[Message]:
                 losses = {"persistence": floor[finished.name], "mean": mean[finished.name]}
                 yield _result(unit, windows, finished, seconds | losses)
         now = time.monotonic()
-        if len(stack) and (now - saved > pause or (state.finished and not state.step)):
+        if len(stack) and now - saved > pause:
             with clock("checkpoints"):
-                yield Checkpoint(unit.name, checkpoint.save_fit(state))
+                yield Checkpoint(unit.name, checkpoint.save_fit(state, data))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
         if now > enough:
@@ -181,12 +182,16 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         **told,
         "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
         "dates": splits.dates(series),
+        "data_sha256": data_sha256(series),
         "test": {},
     }
     if finished.status != "done":
         return Result(unit.name, line, None)
     net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
     known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
+    if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
+        line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
+        return Result(unit.name, line, None)
     judged = judge_heads(series, splits.test, predicted, splits.bounds["train"][1], experiment.model.name)
     line["test"] = {head: judgement.to_dict() for head, judgement in judged.items()}
     line["intervals"] = judge_intervals(series, splits, experiment.task.context, known, predicted)
@@ -200,7 +205,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "targets": series.targets,
         "scaler": {name: _numbers(value) for name, value in dataclasses.asdict(scaler).items()},
         "dates": line["dates"],
-        "data_sha256": data_sha256(series),
+        "data_sha256": line["data_sha256"],
     }
     return Result(unit.name, line, checkpoint.save(finished.weights, about))
 

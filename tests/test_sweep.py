@@ -4,7 +4,10 @@ import json
 import multiprocessing
 import random
 import shutil
+import subprocess
+import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from cpbkit import work
 from cpbkit.data import binance, synthetic
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judgements, verdicts
-from cpbkit.experiment import SYMBOLS, vary
+from cpbkit.experiment import SYMBOLS, to_json, vary
 from cpbkit.plan import Plan
 from cpbkit.presets import PRESETS
 from cpbkit.progress import State
@@ -90,9 +93,49 @@ def test_processes_end_with_what_one_process_ends_with(tmp_path):
     plan = json.loads((tmp_path / "two/progress/plan.json").read_text())
     assert sorted(name for unit in plan["units"] for name in unit) == sorted(TINY.series)
     (tmp_path / "one/progress").mkdir(parents=True)
-    (tmp_path / "one/progress/plan.json").write_text(json.dumps(plan | {"workers": 0}))
-    sweep(TINY, tmp_path / "one")
+    # A plan of another machine: its devices are not here, and this one has its own idea of workers.
+    foreign = plan | {"workers": 2, "devices": ["cuda:0", "cuda:1"]}
+    (tmp_path / "one/progress/plan.json").write_text(json.dumps(foreign))
+    sweep(TINY, tmp_path / "one", executor="local")
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_script_needs_no_guard(tmp_path):
+    """Processes that start must not run the caller's script again: it would sweep in each of them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from cpbkit.experiment import from_json\nfrom cpbkit.sweep import sweep\n"
+        "print('begun')\n"
+        f"experiment = from_json(open({str(tmp_path / 'experiment.json')!r}).read())\n"
+        f"print(len(sweep(experiment, {str(tmp_path / 'run')!r}, executor='processes', workers=2)))\n"
+    )
+    (tmp_path / "experiment.json").write_text(to_json(TINY))
+    shown = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["begun", "4"]
+
+
+def test_a_checkpoint_of_other_bars_is_not_gone_on_from(monkeypatch):
+    monkeypatch.setattr(work, "CHECKPOINT_SECONDS", 0.0)
+    experiment = vary(TINY, steps=9)
+    (old, *_) = (m for m in work.work(unit("A", 400, experiment)) if isinstance(m, work.Checkpoint))
+    same, other = unit("A", 400, experiment), unit("A", 500, experiment)
+    ends = [
+        next(m for m in work.work(replace(one, checkpoint=old.content)) if isinstance(m, work.Result)).model
+        for one in (same, other)
+    ]
+    alone = next(m for m in work.work(other) if isinstance(m, work.Result)).model
+    assert ends[1] == alone and ends[0] != ends[1]
+
+
+def unit(name, bars, experiment=TINY):
+    return work.Unit(f"{name}+0", experiment, (walk(name, bars),))
+
+
+def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
+    honest = work.forecast
+    monkeypatch.setattr(work, "forecast", lambda *given: [honest(*given)[0] * np.nan])
+    (end,) = (m for m in work.work(unit("A", 400, vary(TINY, steps=9))) if isinstance(m, work.Result))
+    assert end.line["status"] == "sick" and "not finite" in end.line["reason"] and end.model is None
 
 
 def _run_with_many_checkpoints(folder):
@@ -199,13 +242,14 @@ def test_a_stack_that_does_not_fit_is_halved_and_the_plan_remembers(tmp_path, mo
         return assemble(experiment, series, device)
 
     monkeypatch.setattr(work, "assemble", small)
-    plan = Plan([list(TINY.series)], steps=9, epochs=2, workers=0, devices=["cpu"])
+    plan = Plan([list(TINY.series)], steps=9, epochs=2, patience=2, workers=0, devices=["cpu"])
     monkeypatch.setattr(module, "make_plan", lambda *_: plan)
-    results = sweep(TINY, tmp_path, on_progress=lambda state: notes.append(state.stage))
+    results = sweep(TINY, tmp_path, workers=0, on_progress=lambda state: notes.append(state.stage))
     assert {line["series"] for line in results} == set(TINY.series)
     assert any("goes on as 2 smaller stacks: CUDA out of memory" in note for note in notes)
     kept = json.loads((tmp_path / "progress/plan.json").read_text())["units"]
     assert sorted(map(len, kept)) == [2, 2]
+    assert not list((tmp_path / "progress").glob("*.safetensors"))
 
 
 def test_one_model_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
@@ -219,11 +263,11 @@ def test_one_model_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
 
 def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
     experiment = vary(TINY, epochs=100_000, patience=100_000)
-    plan = Plan([list(TINY.series)], steps=9, epochs=100_000, workers=0, devices=["cpu"])
+    plan = Plan([list(TINY.series)], steps=9, epochs=100_000, patience=100_000, workers=0, devices=["cpu"])
     (tmp_path / "progress").mkdir()
     (tmp_path / "progress/plan.json").write_text(json.dumps(plan.__dict__))
     begun = time.monotonic()
-    results = sweep(experiment, tmp_path, minutes=0.1)
+    results = sweep(experiment, tmp_path, minutes=0.1, workers=0)
     assert time.monotonic() - begun < 60
     assert {line["reason"] for line in results} == {"the time is up"}
     assert all(line["test"]["price"]["windows"] for line in results)
@@ -297,5 +341,7 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
     for one in Run(tmp_path).results():
         state.add(one)
     assert state.missing == [many.series[-1]] and state.done == 9_999
-    plan = Plan([list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, workers=8, devices=["cpu"])
+    plan = Plan(
+        [list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, patience=2, workers=8, devices=["cpu"]
+    )
     assert len(plan.named_units()) == 250

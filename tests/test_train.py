@@ -115,10 +115,10 @@ def test_a_resumed_training_ends_bit_equal(stop_at):
     for count, now in enumerate(fit(state, windows, training, STEPS), start=1):
         ended |= {f.name: f for f in now.finished if not now.step}
         if count == stop_at:
-            saved = checkpoint.save_fit(now)
+            saved = checkpoint.save_fit(now, {})
             break
     torch.manual_seed(99)
-    state = checkpoint.load_fit(start(series, training, dtype=torch.float32)[1].stack, saved)
+    state = checkpoint.load_fit(start(series, training, dtype=torch.float32)[1].stack, saved, {})
     for now in fit(state, windows, training, STEPS):
         ended |= {f.name: f for f in now.finished if not now.step}
     assert ended.keys() == whole.keys()
@@ -128,17 +128,17 @@ def test_a_resumed_training_ends_bit_equal(stop_at):
 
 def test_damaged_checkpoint_bytes_are_refused():
     _, state = start(some_series(1))
-    saved = checkpoint.save_fit(state)
+    saved = checkpoint.save_fit(state, {"A": "1"})
+    assert checkpoint.load_fit(state.stack, saved, {"A": "2"}) is None, "of other data"
     with pytest.raises(RunError, match="no model or checkpoint"):
-        checkpoint.load_fit(state.stack, saved[: len(saved) // 2])
+        checkpoint.load_fit(state.stack, saved[: len(saved) // 2], {"A": "1"})
 
 
 def test_an_untrained_model_is_persistence():
     windows, state = start(some_series(2))
     untrained = forecast(state.stack.net, windows, "test", [0, 1])
     assert all((f == 0).all() for f in untrained)
-    weights = torch.tensor(TASK.target_weights).double() / 5
-    first = evaluate(state.stack.net, windows, "validation", [0, 1], weights).tolist()
+    first = evaluate(state.stack.net, windows, "validation", [0, 1]).tolist()
     losses = persistence_losses(windows, [0, 1])
     assert first == pytest.approx(losses["validation"])
     assert losses["train"] == pytest.approx([1.0, 1.0])

@@ -26,7 +26,7 @@ def loop_in_circulation(experiment: Experiment, series: Series, device: torch.de
     pool = windows.origins["train"][0]
     inputs, lasts, truths = (tensor[0] for tensor in windows.gather(pool[None]))  # (W, L, C), (W, K), (W, H, K)
     net = make_twin(experiment, stack).to(device)
-    weights = weigh_targets(experiment, windows).to(device)
+    weights = windows.target_weights.to(device)
     optimizer = OPTIMIZERS[training.optimizer](
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
     )
@@ -50,7 +50,7 @@ def loop_done_well(experiment: Experiment, series: Series, device: torch.device)
     training = experiment.training
     windows, stack = assemble(experiment, [series], device)
     net = make_twin(experiment, stack).to(device)
-    weights = weigh_targets(experiment, windows).to(device)
+    weights = windows.target_weights.to(device)
     optimizer = OPTIMIZERS[training.optimizer](
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
     )
@@ -80,9 +80,3 @@ def clip(net: torch.nn.Module, training: Training) -> None:
         torch.nn.utils.clip_grad_value_(net.parameters(), training.clip_value)
     if training.clip_norm:
         torch.nn.utils.clip_grad_norm_(net.parameters(), training.clip_norm)
-
-
-def weigh_targets(experiment: Experiment, windows: Windows) -> Tensor:
-    """Return the share of each target in the loss: (K,)."""
-    weights = torch.tensor(experiment.task.target_weights, device=windows.device, dtype=windows.levels.dtype)
-    return weights / weights.sum()

@@ -100,7 +100,7 @@ def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[di
         Unit(name, experiment, tuple(known[n] for n in names), plan.devices[0])
         for name, names in plan.named_units().items()
     ]
-    messages = executors.processes(units, work, plan.places()) if plan.workers else executors.local(units, work)
+    messages = executors.processes(units, work, plan.devices) if plan.workers else executors.local(units, work)
     return [message.line for message in messages if isinstance(message, Result)]
 
 
