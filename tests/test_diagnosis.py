@@ -61,6 +61,11 @@ def test_every_verdict_is_reached():
         assert decide(numbers, environment).verdict == verdict
 
 
+def test_time_outside_the_steps_bounds_what_less_of_it_gains():
+    (fix,) = (f for f in decide(vary(steps_share=0.15)).fixes if f.name == "less between steps")
+    assert fix.ceiling == pytest.approx(1 / 0.15)
+
+
 @pytest.mark.parametrize(
     ("numbers", "verdict", "reason"),
     [

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from torch import nn
 
 from cpbkit.cli.machine import doctor
-from cpbkit.gpu_check.claims import Ruling, copy_weights, judge_claims, rule
+from cpbkit.gpu_check.claims import Case, Ruling, all_claims, copy_weights, judge_claim, judge_claims, rule
 from cpbkit.gpu_check.faults import FAULTS, WrittenLSTM, count_confusions, inject, make_toy, render_faults
 from cpbkit.gpu_check.trials import Gain
 
@@ -86,24 +86,26 @@ CERTAIN = {
 
 
 def test_claims_that_are_settled_everywhere():
-    random = torch.get_rng_state()
-    rows = {row["key"]: row for row in judge_claims(seconds=0.5, keys=tuple(CERTAIN))}
+    case = Case(make_toy(HERE), seconds=0.5)
+    claims, random = all_claims(case), torch.get_rng_state()
+    rulings = {key: judge_claim(case, claims[key][1]) for key in CERTAIN}
     assert torch.equal(random, torch.get_rng_state())
-    assert {key: row["verdict"] for key, row in rows.items()} == CERTAIN
-    assert "150 minutes" in rows["C20"]["text"]
-    json.dumps(list(rows.values()))
+    assert {key: ruling.verdict for key, ruling in rulings.items()} == CERTAIN
+    assert "150 minutes" in rulings["C20"].text
 
 
 def test_anomaly_detection_costs_or_the_machine_is_too_noisy_to_tell():
-    row = next(judge_claims(seconds=2, keys=("F11",)))
-    assert row["verdict"] == "FALSE" or row["text"].startswith("too noisy")
+    case = Case(make_toy(HERE), seconds=2)
+    ruling = judge_claim(case, all_claims(case)["F11"][1])
+    assert ruling.verdict == "FALSE" or ruling.text.startswith("too noisy")
 
 
 @pytest.mark.slow
 def test_every_claim_gets_a_ruling_with_a_reason():
     step = make_toy(HERE, hidden=8)
-    before = [p.clone() for p in step.model.parameters()]
+    before, random = [p.clone() for p in step.model.parameters()], torch.get_rng_state()
     rows = list(judge_claims(step, seconds=0.1))
+    assert torch.equal(random, torch.get_rng_state())
     assert [row["key"] for row in rows] == [*(f"C{i}" for i in range(1, 23)), *(f"F{i}" for i in range(1, 15))]
     for row in rows:
         assert row["verdict"] in ("TRUE", "FALSE", "NO EFFECT", "NOT MEASURABLE HERE") and row["text"]

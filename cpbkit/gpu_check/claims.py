@@ -91,23 +91,33 @@ def not_here(reason: str) -> Ruling:
 Claims = dict[str, tuple[str, Callable[[], Ruling]]]
 
 
-def judge_claims(step: Step | None = None, seconds: float = 1.5, keys: tuple[str, ...] = ()) -> Iterator[dict]:
+def judge_claims(step: Step | None = None, seconds: float = 1.5) -> Iterator[dict]:
     """Measure the claims on a step, or on a toy where none is given; yield a row of each, JSON-safe.
 
     seconds: about how long a claim may take. A measurement that fails is told in `text`.
     """
     with preserved():  # the random numbers that toys are made of
         case = Case(step or make_toy("cuda" if torch.cuda.is_available() else "cpu"), seconds)
-        claims = about_recurrences(case) | about_the_step(case) | about_data(case) | about_the_chip(case)
-    for key in keys or sorted(claims, key=lambda key: (key[0], int(key[1:]))):
-        sentence, measurement = claims[key]
-        with preserved(case.step):
-            try:
-                ruling = measurement()
-            except (RuntimeError, ValueError, StepFailed) as error:
-                ruling = not_here(f"the measurement failed: {(str(error).splitlines() or [''])[0]}")
+        claims = all_claims(case)
+    for key, (sentence, measurement) in claims.items():
+        ruling = judge_claim(case, measurement)
         numbers = {name: value for name, value in ruling.numbers.items() if math.isfinite(value)}  # JSON has no NaN
         yield {"key": key, "claim": sentence, "verdict": ruling.verdict, "numbers": numbers, "text": ruling.text}
+
+
+def all_claims(case: Case) -> Claims:
+    """Return the claims in the order of their numbers, those of the seed documents first."""
+    claims = about_recurrences(case) | about_the_step(case) | about_data(case) | about_the_chip(case)
+    return {key: claims[key] for key in sorted(claims, key=lambda key: (key[0], int(key[1:])))}
+
+
+def judge_claim(case: Case, measurement: Callable[[], Ruling]) -> Ruling:
+    """Measure one claim, and leave the step as it was."""
+    with preserved(case.step):
+        try:
+            return measurement()
+        except (RuntimeError, ValueError, StepFailed) as error:
+            return not_here(f"the measurement failed: {(str(error).splitlines() or [''])[0]}")
 
 
 def about_recurrences(case: Case) -> Claims:

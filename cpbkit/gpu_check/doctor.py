@@ -54,24 +54,21 @@ def _without_nan(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def diagnose(step: Step, seconds: float = 30.0, steps_share: float = 1.0, tries: bool = True) -> Examination:
+def diagnose(step: Step, seconds: float = 30.0) -> Examination:
     """Measure a step, decide, apply the fixes that can be applied here, and measure again, in turns.
 
-    seconds: about how long. steps_share: share of the wall time of the cell or run that went into steps, where it
-    is known. A step that cannot be measured is told as `failure`.
+    seconds: about how long. A step that cannot be measured is told as `failure`.
     """
     found = Examination(check_environment(), step.name)
     try:
         if not step.place.startswith("cuda"):
             found = replace(found, predicted=preflight(step, CHIPS["T4"]))
         with Monitor(period=0.2) as monitor:
-            measured = measure(step, seconds / 2 if tries else seconds)
+            measured = measure(step, seconds / 2)
     except StepFailed as failure:
         return replace(found, failure=str(failure))
-    diagnosis = decide(
-        replace(measured.numbers, steps_share=steps_share), found.environment.codes + _throttling(monitor)
-    )
-    gains = try_fixes(step, diagnosis, seconds / 2) if tries else ()
+    diagnosis = decide(measured.numbers, found.environment.codes + _throttling(monitor))
+    gains = try_fixes(step, diagnosis, seconds / 2)
     return replace(found, measured=measured, diagnosis=diagnosis, gains=gains)
 
 

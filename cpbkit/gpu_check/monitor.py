@@ -70,7 +70,7 @@ class Monitor:
     """Sample memory and utilisation in a thread while the body of a `with` runs; the thread never raises.
 
     period: s between samples. nvml: a module like pynvml; None loads the real one, False asks none.
-    problems: what could not be seen and why, each once. cost: CPU seconds of sampling per second of watching.
+    problems: what could not be seen and why, each once.
     """
 
     def __init__(self, period: float = 0.5, nvml=None):
@@ -83,7 +83,6 @@ class Monitor:
         self._samples: list[list[tuple]] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._spent = 0.0
 
     def __enter__(self) -> "Monitor":
         if self._nvml is None:
@@ -105,10 +104,6 @@ class Monitor:
         self._stop.set()
         self._thread.join()
         self._sample("")
-
-    @property
-    def cost(self) -> float:
-        return self._spent / max(self._samples[-1][0][0], 1e-9)
 
     def mark(self, text: str) -> None:
         """Add an event: a sample now, with this text in the row of the cpu."""
@@ -133,7 +128,6 @@ class Monitor:
 
     def _sample(self, text: str) -> None:
         with self._lock:
-            spent = time.thread_time()
             now = time.perf_counter()
             host, seconds, problem = host_use()
             self._note(problem)
@@ -150,7 +144,6 @@ class Monitor:
             if len(self._samples) > LIMIT:
                 self._samples = [s for i, s in enumerate(self._samples) if i % 2 == 0 or s[0][-1]]
                 self.period *= 2
-            self._spent += time.thread_time() - spent
 
     def _device_row(self, at: float, index: int, handle, host: float) -> tuple:
         nvml, ask = self._nvml, self._ask

@@ -41,9 +41,7 @@ def restore(task: Task, settings: Model, weights: dict[str, Tensor]) -> nn.Modul
     return net.eval()
 
 
-def try_out(
-    task: Task, settings: Model, models: int, batch: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[Model, str]:
+def try_out(task: Task, settings: Model, models: int, batch: int, device: torch.device) -> tuple[Model, str]:
     """Decide for a network of your own whether it is stacked, and say why; for others change and say nothing.
 
     Errors: CpbkitError for a network that is not found or cannot be trained here.
@@ -51,7 +49,7 @@ def try_out(
     if ":" not in settings.name:
         return settings, ""
     numbers = torch.Generator(device).manual_seed(0)
-    x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device, dtype=dtype)
+    x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device)
     make = partial(own.find(settings.name), task, settings)
     stacked, why = own.try_out(make, x, task.horizon, len(task.targets))
     return replace(settings, stacked=stacked), why
