@@ -81,7 +81,7 @@ class Terminal:
         self._clock, self._last, self._over = clock, None, False
         self._heard, self._text = clock(), ""
         self._in_place = self.stream.isatty()
-        self._left = threading.Event()
+        self._left, self._lock = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "Terminal":
         threading.Thread(target=self._speak_up, daemon=True).start()
@@ -89,16 +89,22 @@ class Terminal:
 
     def __exit__(self, *_) -> None:
         self._left.set()
+        with self._lock:
+            if self._in_place and self._last is not None and not self._over:
+                self._over = True
+                self.stream.write("\n")  # what follows, such as an error, gets a line of its own
+                self.stream.flush()
 
     def __call__(self, state: "State") -> None:
         """Write the state if it is time for it; the last one is always written."""
         now, over = self._clock(), state.done >= state.total
-        self._heard, self._text = now, sentence(state)
         period = LINE_PERIOD if self._in_place else LOG_PERIOD
-        if self._over or (self._last is not None and now - self._last < period and not over):
-            return
-        self._over = over
-        self._write(self._text, now)
+        with self._lock:
+            self._heard, self._text = now, sentence(state)
+            if self._over or (self._last is not None and now - self._last < period and not over):
+                return
+            self._over = over
+            self._write(self._text, now)
 
     def _write(self, text: str, now: float) -> None:
         self._last = now
@@ -112,9 +118,10 @@ class Terminal:
 
     def _speak_up(self) -> None:
         while not self._left.wait(1.0):
-            now = self._clock()
-            if self._last is not None and not self._over and now - max(self._last, self._heard) >= SILENCE:
-                self._write(f"{self._text}  at it for {now - self._heard:.0f} s", now)
+            with self._lock:
+                now = self._clock()
+                if self._last is not None and not self._over and now - max(self._last, self._heard) >= SILENCE:
+                    self._write(f"{self._text}  at it for {now - self._heard:.0f} s", now)
 
 
 def sentence(state: "State") -> str:

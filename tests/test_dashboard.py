@@ -99,6 +99,43 @@ def test_a_terminal_speaks_up_when_the_sweep_is_silent(monkeypatch):
     assert re.search(r"0 of 40 done  training, epoch 3.*  at it for \d+ s\n", kept.getvalue())
 
 
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("said", [False, True])
+def test_a_terminal_leaves_a_line_to_what_follows(said, done):
+    screen = Screen()
+    with pytest.raises(ZeroDivisionError), Terminal(screen) as view:
+        if said:
+            view(State(results=made_up_results() if done else []))
+        raise ZeroDivisionError
+    assert screen.getvalue().count("\n") == said and screen.getvalue().endswith("\n" if said else "")
+    kept = io.StringIO()
+    with Terminal(kept) as view:
+        view(State())
+    assert kept.getvalue().count("\n") == 1
+
+
+def test_two_threads_never_write_at_once(monkeypatch):
+    """The stream takes its time, so a second writer would come while the first is in it."""
+
+    class Slow(io.StringIO):
+        inside, worst = 0, 0
+
+        def write(self, text):
+            self.inside += 1
+            self.worst = max(self.worst, self.inside)
+            time.sleep(0.3)
+            self.inside -= 1
+
+    monkeypatch.setattr(dashboard, "SILENCE", 0.0)
+    monkeypatch.setattr(dashboard, "LOG_PERIOD", 0.0)
+    stream = Slow()
+    with Terminal(stream) as view:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 2.5:
+            view(State())
+    assert stream.worst == 1
+
+
 @pytest.fixture
 def shown(monkeypatch):
     """What a notebook's page would show: the pictures of each display, in order."""
