@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Experiment, vary
+from cpbkit.experiment import Experiment
 from cpbkit.gpu_check.environment import count_cores, free_memory
 from cpbkit.models import zoo
 from cpbkit.train import Fit, assemble, fit
@@ -21,7 +21,6 @@ FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the co
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
 PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
-SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 
@@ -42,10 +41,6 @@ class Plan:
     def named_units(self) -> dict[str, list[str]]:
         """Return the units by name."""
         return {unit_name(names): names for names in self.units}
-
-    def settle(self, experiment: Experiment) -> Experiment:
-        """Return the experiment as its models are trained."""
-        return vary(experiment, **{name: getattr(self, name) for name in SETTLED})
 
 
 @dataclass(frozen=True)

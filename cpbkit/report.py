@@ -18,7 +18,7 @@ from cpbkit.plots.market import passport_figure
 from cpbkit.plots.style import DARK, NAMES, counted, duration, label
 from cpbkit.plots.sweep import is_synthetic, sweep_figure
 from cpbkit.plots.verdict import coverage_figure, verdict_figure
-from cpbkit.run import ABOUT, CLOCK, MONITOR, REPORT, Run
+from cpbkit.run import ABOUT, CLOCK, MONITOR, OUT_OF_TIME, REPORT, Run
 
 VERDICT_COLUMNS = (
     *("series", "verdict", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "MAE"),
@@ -65,7 +65,7 @@ def write_report(folder: str | Path) -> Path:
         clock=_clock(clock),
         splits=_splits(results),
         purge=counted(max(experiment.task.purge, experiment.task.horizon), "bar"),
-        settings=_settings(experiment),
+        settings=_settings(run.settled),
         **_origin(about),
     )
     target = run.folder / REPORT
@@ -89,10 +89,13 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
         f"{data.start or '…'} to {data.end or '…'}",
         *(f"{size:,} parameters a model" for size in sizes),
     ]
+    unfinished = [f"Not finished yet: {', '.join(missing)}"] if missing else []
+    if stopped := sum(line.get("reason") == OUT_OF_TIME for line in results):
+        unfinished.append(f"{counted(stopped, 'model')} stopped when the time was up, and may have had more to learn")
     return {
         "title": f"{experiment.preset} · {len(names)} series · {folder.resolve().name}",
         "facts": " · ".join(facts),
-        "unfinished": f"Not finished yet: {', '.join(missing)}" if missing else "",
+        "unfinished": ". ".join(unfinished),
     }
 
 

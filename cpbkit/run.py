@@ -12,10 +12,12 @@ import filelock
 
 from cpbkit import __version__, atomic
 from cpbkit.errors import RunError
-from cpbkit.experiment import Experiment, difference, from_json, to_json
+from cpbkit.experiment import Experiment, difference, from_json, to_json, vary
 
 EXPERIMENT, LEDGER, ABOUT = "experiment.json", "results.jsonl", "about.json"
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
+OUT_OF_TIME = "the time is up"  # why a model stopped that a budget did not let finish
+SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
 PLAN, STATUS = "progress/plan.json", "progress/status.json"
 
 
@@ -37,6 +39,13 @@ class Run:
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} cannot be read as settings of cpbkit {__version__}: {error}") from error
+
+    @property
+    def settled(self) -> Experiment:
+        """Read the settings as the models are trained, with what the plan decided. Errors: RunError as above."""
+        path = self.folder / PLAN
+        plan = json.loads(path.read_text()) if path.exists() else {}
+        return vary(self.experiment, **{name: plan[name] for name in SETTLED if name in plan})
 
     @contextmanager
     def writing(self, experiment: Experiment) -> Iterator["Run"]:

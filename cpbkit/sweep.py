@@ -207,13 +207,13 @@ def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadli
     here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
     missing = set(state.missing)
     named = {unit: names for unit, names in here.items() if missing & set(names)}
-    units = []
+    experiment, units = run.settled, []
     for i, (name, names) in enumerate(named.items()):
         saved = run.checkpoint(name)
         units.append(
             Unit(
                 name,
-                plan.settle(state.experiment),
+                experiment,
                 tuple(series[n] for n in names),
                 device=plan.devices[0],
                 checkpoint=saved.read_bytes() if saved.exists() else None,

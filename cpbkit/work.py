@@ -18,6 +18,7 @@ from cpbkit.experiment import Experiment
 from cpbkit.intervals import judge_intervals
 from cpbkit.models import zoo
 from cpbkit.plan import is_out_of_memory, unit_name
+from cpbkit.run import OUT_OF_TIME
 from cpbkit.train import Finished, Fit, assemble, fit, forecast, mean_losses, persistence_losses
 from cpbkit.windows import Series, Windows
 
@@ -144,7 +145,7 @@ def _work(unit: Unit) -> Iterator[Message]:
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
         if now > enough:
-            state.hurry = "the time is up"
+            state.hurry = OUT_OF_TIME
         if now - told > PROGRESS_SECONDS:
             yield _progress(unit, state, floor, samples, clock)
             told, samples = now, 0

@@ -36,6 +36,14 @@ def test_another_experiment_is_refused_with_the_difference(tmp_path):
         pass
 
 
+def test_settings_are_told_as_the_plan_settled_them(tmp_path):
+    with Run(tmp_path).writing(QUICK) as run:
+        assert run.settled == QUICK
+        plan = {"steps": 77, "epochs": 5, "patience": 2, "stacked": False, "workers": 2}
+        (tmp_path / "progress/plan.json").write_text(json.dumps(plan))
+        assert run.settled == vary(QUICK, steps=77, epochs=5, patience=2) and run.experiment == QUICK
+
+
 def test_a_second_sweep_is_refused_and_told_who_the_first_is(tmp_path):
     child = (
         "import sys; from cpbkit.run import Run; from cpbkit.presets import PRESETS\n"

@@ -43,7 +43,11 @@ def demo(folder):
 @which_source
 @which_bars
 @click.option("--run", "folder", help="Run folder; one that was stopped goes on.  [default: runs/PRESET]")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="A budget of time from now.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="A budget from now; a run keeps the plan that it began with.",
+)
 @click.option(
     "--executor",
     type=click.Choice(["auto", "local", "processes", "ray"]),
@@ -168,12 +172,15 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
 def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and one line a head."""
     from cpbkit.evaluate import headline, judgements, verdict_table, verdicts
+    from cpbkit.run import OUT_OF_TIME
 
     lost = [line for line in results if line["status"] != "done"]
     by_head = judgements(line for line in results if line["status"] == "done")
     table = verdict_table(by_head)
     heads = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
     trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in lost]
+    if stopped := sum(line.get("reason") == OUT_OF_TIME for line in results):
+        trouble.append(f"{stopped} of {len(results)} stopped when the time was up, and may have had more to learn")
     document = {
         "run": str(folder),
         "models": len(results),
@@ -249,7 +256,7 @@ def verdict(folders, as_json):
     if len(runs) == 1:
         return _show_run(folders[0], runs[0].results(), as_json)
     for run in runs[1:]:
-        changes = difference(runs[0].experiment, run.experiment)
+        changes = difference(runs[0].settled, run.settled)
         if [line.partition(":")[0] for line in changes] != ["training.seed"]:
             raise CpbkitError(f"runs must differ in their seed alone; {run.folder}: {'; '.join(changes) or 'the same'}")
     table = seed_spread(judgements(run.results()) for run in runs)
