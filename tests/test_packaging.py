@@ -109,6 +109,15 @@ def test_the_address_stands_in_one_place():
         assert ADDRESS not in file.read_text(encoding="utf-8"), f"{file.name}: read it from the metadata instead"
 
 
+def test_every_path_of_the_readme_is_there():
+    _, _, text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where things are")
+    found = re.findall(r"^( {4,6})((?:[\w/]+(?:/|\.py) )+)", text, flags=re.MULTILINE)
+    named = [("cpbkit/" if len(indent) > 4 else "") + path for indent, paths in found for path in paths.split()]
+    assert {"notebooks/", "tests/", "cpbkit/presets.py", "cpbkit/machine.py", "cpbkit/data/"} < set(named)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert len(named) == len(set(named))
+
+
 @pytest.mark.slow
 def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """As they stand, but for a shorter preset, and the seeded market in place of the archive."""
