@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from cpbkit.data.klines import DAY, EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND, check_bars, sift, stamp
+from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND_NS, check_bars, sift, stamp
 from cpbkit.errors import DataError, SourceError
 
 MONTHLY_ONLY = ("3d", "1w")  # intervals without daily files
@@ -62,7 +62,7 @@ class ArchiveFile:
         """First instant, and the instant after the last (ns)."""
         if self.kind == "daily":
             first = dt.date.fromisoformat(self.date)
-            return day_ns(first), day_ns(first) + DAY
+            return day_ns(first), day_ns(first) + DAY_NS
         year, month = map(int, self.date.split("-"))
         return day_ns(dt.date(year, month, 1)), day_ns(dt.date(year + month // 12, month % 12 + 1, 1))
 
@@ -94,7 +94,7 @@ class Piece:
 
 def day_ns(day: dt.date) -> int:
     """Return the first instant of a UTC day."""
-    return (day - dt.date(1970, 1, 1)).days * DAY
+    return (day - dt.date(1970, 1, 1)).days * DAY_NS
 
 
 def parse_checksum(body: bytes, name: str) -> str:
@@ -115,7 +115,7 @@ def read_file(file: ArchiveFile, blob: bytes, *, now: int, coins: int = 1, note:
         starts, values = _parse_csv(_unzip(blob, file.name))
     except pa.ArrowException as error:
         raise BadFile(f"{file.name} does not hold 12 columns of numbers ({str(error)[:120]})") from None
-    early = INTERVAL_SECONDS[file.interval] * SECOND if file.interval in MONTHLY_ONLY else 0
+    early = INTERVAL_SECONDS[file.interval] * SECOND_NS if file.interval in MONTHLY_ONLY else 0
     inside = (starts >= low - early) & (starts < high)  # a week may begin in the month before
     if len(starts) and not inside.any():
         raise BadFile(f"{file.name} holds no bar of {file.date}; its first is of {stamp(starts[0])}")

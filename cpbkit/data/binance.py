@@ -19,7 +19,7 @@ import pandas as pd
 from cpbkit.data import archive
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece
 from cpbkit.data.download import Client, Gone, Patience, Unavailable
-from cpbkit.data.klines import DAY, EXTRAS, INTERVAL_SECONDS, SECOND, Klines, SourceFile, stamp, validate
+from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, stamp, validate
 from cpbkit.data.order import (
     WILD,
     Order,
@@ -40,7 +40,7 @@ from cpbkit.data.venue import LISTINGS
 from cpbkit.errors import CpbkitError, DataError, SourceError, UnknownName, check_name
 
 THREADS = 12  # series at a time, and as many downloads
-SETTLED = 3600 * SECOND  # the REST host may be this much behind with the newest bars
+SETTLED = 3600 * SECOND_NS  # the REST host may be this much behind with the newest bars
 _REST = {  # host, prefix of the paths, weight allowed a minute
     "spot": ("https://data-api.binance.vision", "/api/v3", 6000),
     "um": ("https://fapi.binance.com", "/fapi/v1", 2400),
@@ -292,7 +292,7 @@ class _Fetch:
             raise self._unknown(order)
         if answer.status != 200:
             raise Unavailable(f"{url} answered HTTP {answer.status}: {answer.body[:80].decode(errors='replace')}")
-        return answer.body, order.now if answer.time is None else int(answer.time) * SECOND
+        return answer.body, order.now if answer.time is None else int(answer.time) * SECOND_NS
 
     def _first_bar(self, order: Order) -> int | None:
         """Ask when a symbol was first traded (ns); None where the REST host is of no help."""
@@ -302,7 +302,7 @@ class _Fetch:
             return int(rows[0][0]) * 10**6 if rows else None
         except UnknownName:
             # The archive has coins that were delisted long ago; it shows where their bars begin.
-            months = spread(dates(np.arange(order.first, order.end, DAY), "M"))
+            months = spread(dates(np.arange(order.first, order.end, DAY_NS), "M"))
             if not any(self._exists(order.file(month)) for month in months):
                 raise
         except SourceError:

@@ -18,8 +18,8 @@ INTERVAL_SECONDS: dict[str, int] = {
 OHLCV = ("open", "high", "low", "close", "volume")
 EXTRAS = ("quote_volume", "trades", "taker_buy_volume")  # kept where the source has them
 JUMP_LIMIT = 0.5  # |log return| of a bar beyond which it is listed as a jump (+65 %, -39 %)
-SECOND = 1_000_000_000  # ns
-DAY = 86400 * SECOND  # ns
+SECOND_NS = 1_000_000_000
+DAY_NS = 86400 * SECOND_NS
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ def grid_phase(interval: str, starts: np.ndarray) -> int:
     Weeks start on a Monday. The phase of three days is the venue's choice: the most common one of `starts`.
     """
     if interval == "1w":
-        return 4 * DAY
+        return 4 * DAY_NS
     if interval == "3d" and len(starts):
-        phases, counts = np.unique(starts % (3 * DAY), return_counts=True)
+        phases, counts = np.unique(starts % (3 * DAY_NS), return_counts=True)
         return int(phases[counts.argmax()])
     return 0
 
@@ -165,7 +165,7 @@ def sift(
 
     starts (N,): ns; values (N, C). now (ns): bars that close later are unfinished (default: all are closed).
     """
-    step = INTERVAL_SECONDS[interval] * SECOND
+    step = INTERVAL_SECONDS[interval] * SECOND_NS
     on_grid = starts % step == grid_phase(interval, starts)
     closed = on_grid if now is None else on_grid & (starts <= now - step)
     order = np.argsort(starts, kind="stable")
@@ -203,7 +203,7 @@ def validate(
     Raises DataError with the first bad bar.
     """
     _, interval = split_name(series)
-    step = INTERVAL_SECONDS[interval] * SECOND
+    step = INTERVAL_SECONDS[interval] * SECOND_NS
     starts, values, columns = _columns(frame, series)
     phase = grid_phase(interval, starts)
     starts, values, counts = sift(starts, values, interval, None if now is None else _ns(now))

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.data.archive import MONTHLY_ONLY, ArchiveFile, day_ns
-from cpbkit.data.klines import DAY, INTERVAL_SECONDS, SECOND, first_bar, grid_phase, series_name, stamp
+from cpbkit.data.klines import DAY_NS, INTERVAL_SECONDS, SECOND_NS, first_bar, grid_phase, series_name, stamp
 from cpbkit.data.store import RANK, Holding
 from cpbkit.data.venue import CONTRACTS, LISTINGS, PREDECESSORS, Contract, halts_of
 from cpbkit.errors import DataError, UnknownName
 
-WILD = DAY  # after a listing, left out: the first hours trade far from every later price
-ROLLED_UP = 100 * DAY  # a month this old has its monthly file, or never gets one
-ASK_AGAIN = 6 * 3600 * SECOND  # a file that the archive lacked: it may have come since
-ASK_OLD_AGAIN = 7 * DAY  # the same for one older than ROLLED_UP
+WILD = DAY_NS  # after a listing, left out: the first hours trade far from every later price
+ROLLED_UP = 100 * DAY_NS  # a month this old has its monthly file, or never gets one
+ASK_AGAIN = 6 * 3600 * SECOND_NS  # a file that the archive lacked: it may have come since
+ASK_OLD_AGAIN = 7 * DAY_NS  # the same for one older than ROLLED_UP
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Order:
 
     @property
     def step(self) -> int:
-        return INTERVAL_SECONDS[self.interval] * SECOND
+        return INTERVAL_SECONDS[self.interval] * SECOND_NS
 
     def file(self, date: str) -> ArchiveFile:
         """Return the file of a month (2025-03) or a day (2025-03-24)."""
@@ -65,7 +65,7 @@ def days(start: str, end: str, now: int) -> tuple[int, int]:
     for name, day, instant in zip(("start", "end"), (start, end), instants, strict=True):
         if instant > now:
             raise DataError(f"{name} lies in the future: {day}; bars are available up to today, {today} (UTC)")
-    return instants[0], instants[1] + DAY
+    return instants[0], instants[1] + DAY_NS
 
 
 def contract_of(symbol: str, market: str) -> Contract:
@@ -149,7 +149,7 @@ def lacking_spans(order: Order, held: Holding) -> list[tuple[int, int]]:
     if not len(absent):
         return []
     days, months = (absent.view("M8[ns]").astype(f"M8[{unit}]").astype(np.int64) for unit in "DM")
-    ends = np.flatnonzero((np.diff(days) > max(1, order.step // DAY)) | (np.diff(months) > 0))
+    ends = np.flatnonzero((np.diff(days) > max(1, order.step // DAY_NS)) | (np.diff(months) > 0))
     return [(int(piece[0]), int(piece[-1]) + order.step) for piece in np.split(absent, ends + 1)]
 
 

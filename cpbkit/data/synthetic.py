@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.signal import lfilter
 
-from cpbkit.data.klines import INTERVAL_SECONDS, SECOND, Klines, first_bar, grid_phase, series_name, validate
+from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, first_bar, grid_phase, series_name, validate
 from cpbkit.errors import DataError, check_name
 from cpbkit.experiment import SYMBOLS
 
@@ -22,7 +22,7 @@ START_PRICES = dict(
         strict=True,
     )
 )
-DAY = 86_400  # s
+DAY_SECONDS = 86_400
 
 
 def predictable_series(symbols: Iterable[str], intervals: Iterable[str], seed: int = 0) -> frozenset[str]:
@@ -68,7 +68,7 @@ def make_market(
     market = {}
     for interval in intervals:
         step = INTERVAL_SECONDS[check_name("interval", interval, INTERVAL_SECONDS)]
-        phase = grid_phase(interval, np.empty(0)) // SECOND
+        phase = grid_phase(interval, np.empty(0)) // SECOND_NS
         low, high = (first_bar(int(t.timestamp()), step, phase) for t in (first, after))
         seconds = np.arange(low, high, step)
         if not len(seconds):
@@ -137,10 +137,10 @@ def _student(rng: np.random.Generator, rows: int) -> np.ndarray:
 def _shared(interval: str, seconds: np.ndarray, step: int, seed: int) -> tuple[np.ndarray, ...]:
     """Return what all coins share: shocks, log volatility, and which bars the venue did not make."""
     rows = len(seconds)
-    rho = np.exp(-step / (0.5 * DAY))  # spells of half a day
+    rho = np.exp(-step / (0.5 * DAY_SECONDS))  # spells of half a day
     spell = 0.25 * _autoregression(_draw(seed, f"{interval}/spell").normal(size=rows), rho)
-    day = 2 * np.pi * (seconds % DAY) / DAY
-    weekend = ((seconds // DAY + 3) % 7) >= 5
+    day = 2 * np.pi * (seconds % DAY_SECONDS) / DAY_SECONDS
+    weekend = ((seconds // DAY_SECONDS + 3) % 7) >= 5
     rhythm = 0.25 * np.cos(day - 2 * np.pi * 15 / 24) - 0.2 * weekend  # busiest at 15:00 UTC
     missing = np.zeros(rows, bool)
     halts = _draw(seed, f"{interval}/halts").integers(200, 2000, (rows // 2000 + 1, 2))
@@ -152,10 +152,10 @@ def _shared(interval: str, seconds: np.ndarray, step: int, seed: int) -> tuple[n
 def _series(symbol: str, name: str, seconds: np.ndarray, step: int, shared: tuple, planted: bool, seed: int) -> Klines:
     rows = len(seconds)
     together, log_volatility, missing = shared
-    own = 0.2 * _autoregression(_draw(seed, f"{name}/spell").normal(size=rows), np.exp(-step / DAY))
+    own = 0.2 * _autoregression(_draw(seed, f"{name}/spell").normal(size=rows), np.exp(-step / DAY_SECONDS))
     character = _draw(seed, symbol)
     daily = character.uniform(0.02, 0.045)
-    sigma = daily * np.sqrt(step / DAY) * np.exp(log_volatility + own)  # of a bar's log return
+    sigma = daily * np.sqrt(step / DAY_SECONDS) * np.exp(log_volatility + own)  # of a bar's log return
     idle = _draw(seed, f"{name}/idle").random(rows) < 1 / 1500
 
     lean = _draw(seed, f"{name}/lean").uniform(-0.95, 0.95, rows)  # -1: all wick below the body, 1: above
@@ -185,7 +185,7 @@ def _series(symbol: str, name: str, seconds: np.ndarray, step: int, shared: tupl
             "close": np.exp(close),
             "volume": np.where(idle, 0.0, turnover / np.exp(close)),
         },
-        index=pd.DatetimeIndex(seconds * SECOND, tz="UTC", name="open_time"),
+        index=pd.DatetimeIndex(seconds * SECOND_NS, tz="UTC", name="open_time"),
     )
     note = f"Synthetic: drawn from seed {seed}, with halts and idle bars; no market made these bars."
     start, end = frame.index[[0, -1]]
