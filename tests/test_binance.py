@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from cpbkit.data import archive, binance
 from cpbkit.data.binance import Hosts, Incomplete, fetch_klines
-from cpbkit.data.download import Patience
+from cpbkit.data.download import Retries
 from cpbkit.data.store import Store
 from cpbkit.errors import CpbkitError, DataError, UnknownName
 from cpbkit.experiment import SYMBOLS
 
 NOW = "2025-03-12T10:30"
-QUICK = Patience(connect=2, read=0.4, whole=0.5, tries=3, backoff=0.002, longest_wait=0.02)
+QUICK = Retries(connect=2, read=0.4, whole=0.5, tries=3, backoff=0.002, longest_wait=0.02)
 FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)
 
 
@@ -55,7 +55,7 @@ def fetch(server, tmp_path, monkeypatch):
 
     def call(symbols="BTCUSDT", intervals="4h", start="2024-12-20", end="2025-03-12", threads=12, **settings):
         monkeypatch.setattr(binance, "THREADS", threads)
-        settings = {"store": Store(tmp_path / "cache", also=[]), "patience": QUICK, **settings}
+        settings = {"store": Store(tmp_path / "cache", also=[]), "retries": QUICK, **settings}
         settings.setdefault("hosts", Hosts(server.url, server.rest_url))
         return fetch_klines(symbols.split(), intervals.split(), start, end, **settings)
 
@@ -595,7 +595,7 @@ def test_any_fault_ends_in_right_bars_or_a_clear_error(server, faults):
 
         def fetch():
             hosts = Hosts(server.url, server.rest_url)
-            return fetch_klines(["BTCUSDT", "ETHUSDT"], ["4h"], start, end, store=store, hosts=hosts, patience=QUICK)
+            return fetch_klines(["BTCUSDT", "ETHUSDT"], ["4h"], start, end, store=store, hosts=hosts, retries=QUICK)
 
         server.faults, began = [Fault(f.kind, f.where, f.times) for f in faults], time.monotonic()
         try:
@@ -673,8 +673,8 @@ def test_a_kill_at_any_moment_costs_nothing_but_time(parent, server):
     for i in range(50):
         server.asked.clear()
         pid = parent.start(f"killed {i}")
-        moment, patience = draw.uniform(0, 1.2) * requests, time.monotonic() + 10
-        while len(server.asked) < min(moment, requests) and time.monotonic() < patience:
+        moment, deadline = draw.uniform(0, 1.2) * requests, time.monotonic() + 10
+        while len(server.asked) < min(moment, requests) and time.monotonic() < deadline:
             time.sleep(0.0005)
         time.sleep(draw.uniform(0, 0.004) + max(0, moment - requests) * 0.003)  # also while it merges and writes
         os.kill(pid, 9)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from cpbkit.data import archive
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece
-from cpbkit.data.download import Client, Gone, Patience, Unavailable
+from cpbkit.data.download import Client, Gone, Retries, Unavailable
 from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, stamp, validate
 from cpbkit.data.order import (
     WILD,
@@ -95,7 +95,7 @@ def fetch_klines(
     store: Store | None = None,
     hosts: Hosts | None = None,
     progress: Progress = lambda *report: None,
-    patience: Patience | None = None,
+    retries: Retries | None = None,
 ) -> dict[str, Klines]:
     """Get bars, from the cache where it has them, and keep what is new there.
 
@@ -114,7 +114,7 @@ def fetch_klines(
         for symbol in dict.fromkeys(symbols)
         for interval in intervals
     ]
-    with _Fetch(Client(THREADS, patience), hosts or Hosts.from_environment(), store or Store(), progress) as fetch:
+    with _Fetch(Client(THREADS, retries), hosts or Hosts.from_environment(), store or Store(), progress) as fetch:
         resolved, unknown = fetch.each(fetch.resolve, orders)
         if unknown:
             kind = UnknownName if any(isinstance(e, UnknownName) for e in unknown.values()) else DataError

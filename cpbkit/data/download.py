@@ -1,4 +1,4 @@
-"""HTTP for many small files: one pool of connections, patience with limits, and hosts that are left alone in time."""
+"""HTTP for many small files: one pool of connections, retries with limits, and hosts that are left alone in time."""
 
 import email.utils
 import random
@@ -22,7 +22,7 @@ _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Patience:
+class Retries:
     """How long to wait for a host, and how often to ask again."""
 
     connect: float = 10.0  # s
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Unavailable(SourceError):
-    """A body that could not be had now, for all the patience; later it may be."""
+    """A body that could not be had now, after all retries; later it may be."""
 
 
 class Gone(Unavailable):
@@ -77,8 +77,8 @@ class _Host:
 class Client:
     """Gets bodies for many threads through one pool of connections, until it is closed."""
 
-    def __init__(self, threads: int, patience: Patience | None = None):
-        self.patience = patience or Patience()
+    def __init__(self, threads: int, retries: Retries | None = None):
+        self.retries = retries or Retries()
         self.bytes = 0  # received so far
         self._hosts: dict[str, _Host] = {}
         self._lock = threading.Lock()
@@ -99,15 +99,15 @@ class Client:
         """Get a body of at most `limit` bytes.
 
         404 and 400 are answers. Too many requests, server errors, resets and short bodies are tried again, with
-        jittered and capped waits. Raises Refused at 403, 418 and 451, Unavailable when patience ends; a host that
+        jittered and capped waits. Raises Refused at 403, 418 and 451, Unavailable after the last try; a host that
         refused, or gave up on several bodies in a row, is not asked again.
         """
         # urllib3's Retry does this but for short bodies, a cap on what Retry-After says, and other threads' news.
-        host, patience, reason = self._host(url), self.patience, ""
+        host, retries, reason = self._host(url), self.retries, ""
         try:
-            for attempt in range(patience.tries):
+            for attempt in range(retries.tries):
                 if attempt:
-                    self._wait(random.uniform(0.5, 1.0) * min(patience.longest_wait, patience.backoff * 2**attempt))
+                    self._wait(random.uniform(0.5, 1.0) * min(retries.longest_wait, retries.backoff * 2**attempt))
                 self._wait(host.paused_until - time.monotonic())
                 if host.gone:
                     raise host.gone
@@ -117,18 +117,18 @@ class Client:
                     return answer
                 except _Again as again:
                     reason = str(again)
-                    self.pause(url, min(again.wait, patience.longest_wait))  # all threads: they share the allowance
-            raise Unavailable(f"{url} could not be had in {patience.tries} tries; the last: {reason}")
+                    self.pause(url, min(again.wait, retries.longest_wait))  # all threads: they share the allowance
+            raise Unavailable(f"{url} could not be had in {retries.tries} tries; the last: {reason}")
         except Refused as error:
             host.gone = error
             raise
         except Unavailable:
             with self._lock:
                 host.given_up += 1
-                if host.given_up >= patience.dead_after and not host.gone:
+                if host.given_up >= retries.dead_after and not host.gone:
                     host.gone = Gone(
                         f"{urlsplit(url).netloc} is not to be reached: {host.given_up} files in a row failed, the last "
-                        f"after {patience.tries} tries ({reason or 'its body came too slowly or was too long'})"
+                        f"after {retries.tries} tries ({reason or 'its body came too slowly or was too long'})"
                     )
             raise
 
@@ -151,7 +151,7 @@ class Client:
             raise Unavailable("stopped")
 
     def _once(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer:
-        timeout = (self.patience.connect, self.patience.read)
+        timeout = (self.retries.connect, self.retries.read)
         try:
             with self._session.get(url, params=params, timeout=timeout, **host.settings) as response:
                 status, headers = response.status_code, response.headers
@@ -173,14 +173,14 @@ class Client:
         return Answer(status, body, email.utils.mktime_tz(date) if date else None, int(used) if used.isdigit() else 0)
 
     def _body(self, response: requests.Response, url: str, limit: int) -> bytes:
-        deadline, body = time.monotonic() + self.patience.whole, bytearray()
+        deadline, body = time.monotonic() + self.retries.whole, bytearray()
         # read() of a drip of bytes would return only when the chunk is full, and no deadline would be seen.
         while chunk := response.raw.read1(_CHUNK):
             body += chunk
             if len(body) > limit:
                 raise Unavailable(f"{url} sends more than {limit:,} bytes, which no file of bars has")
             if time.monotonic() > deadline:
-                raise Unavailable(f"{url} sent {len(body):,} bytes in {self.patience.whole:.0f} s, which is too slow")
+                raise Unavailable(f"{url} sent {len(body):,} bytes in {self.retries.whole:.0f} s, which is too slow")
             self._wait(0)
         return bytes(body)
 
