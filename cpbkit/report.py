@@ -85,7 +85,7 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
     sizes = sorted({line["parameters"] for line in results if "parameters" in line})
     facts = [
         f"{counted(task.context, 'bar')} in, {counted(task.horizon, 'bar')} out",
-        "the seeded market" if data.source == "synthetic" else f"{data.source} {data.market}",
+        {"synthetic": "the seeded market", "files": "own files"}.get(data.source, f"{data.source} {data.market}"),
         f"{data.start or '…'} to {data.end or '…'}",
         *(f"{size:,} parameters a model" for size in sizes),
     ]

@@ -154,6 +154,20 @@ def test_a_run_that_is_not_over_says_what_is_missing(tmp_path):
     assert "2 waiting" in page.text and "3 of 38 beat the best naive forecast of the price" in page.text
 
 
+@pytest.mark.parametrize(
+    ("bars", "said"),
+    [
+        ({"source": "binance", "market": "um"}, "binance um"),
+        ({"source": "files", "files": "my bars"}, "own files"),
+        ({"source": "synthetic"}, "the seeded market"),
+    ],
+)
+def test_the_head_says_whose_bars_they_are(tmp_path, bars, said):
+    results = made_up_results(synthetic=bars["source"] == "synthetic")
+    folder = write_run(tmp_path / "run", results, vary(EXPERIMENT, **bars), monitor=False)
+    assert f"out · {said} · " in Page(write_report(folder)).text
+
+
 def test_a_run_of_sick_models_has_a_report_too(tmp_path):
     results = [made_up_results()[k] for k in (SICK, FAILED)]
     page = Page(write_report(write_run(tmp_path / "sick", results, monitor=False)))
