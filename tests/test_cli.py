@@ -356,6 +356,14 @@ def test_an_audit_of_a_run_takes_its_settings_and_its_first_series(audited, tmp_
     assert audited[1][-1].series == ("BTCUSDT_15m",)
 
 
+@pytest.mark.parametrize(
+    "wish", [["runs/x", "--calibration"], ["runs/x", "--inject"], ["--calibration", "--inject"]], ids=" ".join
+)
+def test_an_audit_is_of_one_thing(wish):
+    shown = run("audit", *wish)
+    assert shown.exit_code == 2 and "bring series of their own" in shown.output
+
+
 def test_calibration_alone_needs_no_bars():
     told = json.loads(run("audit", "--calibration", "--json").stdout)
     assert [finding["verdict"] for finding in told["calibration"]] == ["OK", "OK"]

@@ -51,6 +51,8 @@ def audit(folder, twins, calibration, inject, as_json, **given):
     from cpbkit.sweep import load_klines
     from cpbkit.windows import from_klines
 
+    if bool(folder) + calibration + inject > 1:
+        raise click.UsageError("--calibration and --inject bring series of their own; give one of them, and no run")
     found = {}
     if calibration:
         found["calibration"] = check_calibration()
