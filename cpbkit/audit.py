@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+import scipy
 import torch
-from scipy.signal import lfilter
 
 from cpbkit.data.klines import Klines
 from cpbkit.evaluate import Judgement, judge_heads, verdicts
@@ -232,7 +232,7 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
 
 def autoregression(phi: float, rows: int, seed: int) -> Series:
     """Return hourly bars of an own making whose log price moves by an AR(1) of coefficient phi; 0 is a random walk."""
-    moves = lfilter([1], [1, -phi], 0.01 * np.random.default_rng(seed).normal(size=rows))
+    moves = scipy.signal.lfilter([1], [1, -phi], 0.01 * np.random.default_rng(seed).normal(size=rows))
     levels = moves.cumsum()[:, None]
     return Series(
         name=f"AR{phi:g}-{seed}_1h",

@@ -111,7 +111,7 @@ def judge(
         floors={name: value * unit_scale for name, value in rms.items()},
         **compared,
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
-        mase=metrics.mase(truth, forecast, scale) if scale is not None and (scale > 0).all() else None,
+        mase=metrics.mase(truth, forecast, scale) if scale is not None and scale.mean() > 0 else None,
         **dict(zip(("direction", "direction_low", "direction_high"), signs, strict=False)),
         notes=notes + untested,
         **(_level_errors(truth, forecast, anchors, unit) if anchors is not None else {}),

@@ -2,7 +2,9 @@
 
 import contextlib
 import multiprocessing
+import os
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -101,6 +103,7 @@ def _nothing_to_run() -> Iterator[None]:
 
 
 def _serve(work: Work, pipe: Connection) -> None:
+    threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     try:
         while True:
             for message in work(pipe.recv()):
@@ -112,6 +115,12 @@ def _serve(work: Work, pipe: Connection) -> None:
         pipe.send((None, error))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
+
+
+def _leave_with(parent: BaseProcess) -> None:
+    """End this process when its parent is gone, even in the middle of a step: its run may go on elsewhere."""
+    parent.join()
+    os._exit(1)
 
 
 def connect(address: str = "") -> dict[str, float]:

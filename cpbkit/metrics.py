@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from scipy import stats
+import scipy
 
 BOOTSTRAP_RESAMPLES = 1000
 LEVEL = 0.95  # of every interval
@@ -22,15 +22,15 @@ def mae(truth, forecast):
 
 
 def mase(truth, forecast, scale) -> float:
-    """Return the mean absolute error over `scale`, averaged over the last axis.
+    """Return the mean absolute error over all targets, in units of the mean of `scale`.
 
     `scale` (K,) is the mean absolute one-step error of persistence in train (Hyndman & Koehler 2006).
     """
     truth, forecast = _same_shape(truth, forecast)
     scale = np.asarray(scale, float)
-    if not (scale > 0).all():
+    if not scale.mean() > 0:
         raise ValueError(f"the scale of MASE must be positive; got {scale.tolist()}: train never moves")
-    return float(np.mean(np.abs(truth - forecast).reshape(-1, truth.shape[-1]).mean(axis=0) / scale))
+    return float(np.abs(truth - forecast).mean() / scale.mean())
 
 
 def r2(truth, forecast) -> float:
@@ -59,7 +59,7 @@ def wilson(hits: float, trials: float) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a binomial share (Wilson 1927); `trials` may be fractional."""
     if trials <= 0:
         raise ValueError(f"a share needs at least one trial; got {trials!r}")
-    z = stats.norm.ppf(0.5 + LEVEL / 2)
+    z = scipy.stats.norm.ppf(0.5 + LEVEL / 2)
     share = hits / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
@@ -140,7 +140,7 @@ def diebold_mariano(loss, other_loss, horizon: int) -> tuple[float, float]:
         variance = covariances[0] + 2 * (1 - np.arange(1, horizon) / horizon) @ covariances[1:]
     correction = (count + 1 - 2 * horizon + horizon * (horizon - 1) / count) / count
     statistic = float(mean / math.sqrt(variance / count) * math.sqrt(correction))
-    return statistic, float(2 * stats.t.sf(abs(statistic), count - 1))
+    return statistic, float(2 * scipy.stats.t.sf(abs(statistic), count - 1))
 
 
 def block_bootstrap(loss, floor_loss, block: int) -> tuple[float, float]:

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -26,6 +29,11 @@ def count(unit):
 
 def whereabouts(unit):
     yield os.getpid(), unit.device
+
+
+def sit(unit):
+    yield os.getpid()
+    time.sleep(1000)
 
 
 def fail(unit):
@@ -68,3 +76,28 @@ def test_stopping_early_stops_the_workers():
     messages = executors.processes([Count("a", 10**9)], count, ["cpu"])
     next(messages)
     messages.close()  # must return: the worker is told to stop
+
+
+def is_running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
+def test_a_worker_does_not_outlive_its_parent():
+    script = (
+        "from cpbkit import executors; import test_executors as t\n"
+        "for worker in executors.processes([t.Count('a', 1)], t.sit, ['cpu']): print(worker, flush=True)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
+        worker = int(parent.stdout.readline())
+        assert is_running(worker)
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(worker)

@@ -25,12 +25,12 @@ def test_errors_by_hand():
     assert metrics.skill(0.9, 1.0) == pytest.approx(0.1)
 
 
-def test_mase_weighs_targets_by_their_own_scale():
+def test_mase_pools_targets_so_that_one_that_hardly_moves_does_not_rule():
     truth = np.zeros((5, 2, 2))
     forecast = np.stack([np.full((5, 2), 3.0), np.full((5, 2), 100.0)], axis=-1)
-    assert metrics.mase(truth, forecast, [1.0, 50.0]) == pytest.approx((3 + 2) / 2)
-    with pytest.raises(ValueError, match=r"must be positive; got \[0\.0, 1\.0\]"):
-        metrics.mase(truth, forecast, [0.0, 1.0])
+    assert metrics.mase(truth, forecast, [0.0, 50.0]) == pytest.approx((3 + 100) / 50)
+    with pytest.raises(ValueError, match=r"must be positive; got \[0\.0, 0\.0\]"):
+        metrics.mase(truth, forecast, [0.0, 0.0])
 
 
 def test_a_shape_that_would_broadcast_is_refused():

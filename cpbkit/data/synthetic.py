@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from scipy.signal import lfilter
+import scipy
 
 from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, first_bar, grid_phase, series_name, validate
 from cpbkit.errors import DataError, check_name
@@ -92,12 +92,12 @@ def make_network_trace(seed: int, rows: int) -> pd.DataFrame:
 
     slow = _autoregression(draw("bandwidth").normal(size=rows), 0.98)
     begins = draw("congestion").random(rows) < 1 / 400
-    left = lfilter([1.0], [1.0, -0.92], begins.astype(float))  # each episode fades over some twenty seconds
+    left = scipy.signal.lfilter([1.0], [1.0, -0.92], begins.astype(float))  # each fades over some twenty seconds
     capacity = 3e6 * np.exp(0.45 * slow - 1.6 * np.minimum(left, 1.0))
     bandwidth = capacity * np.exp(0.2 * draw("flicker").normal(size=rows))
 
     known = np.append(bandwidth[:1], bandwidth)[:rows]  # the sender learns late, and smooths
-    known = lfilter([0.4], [1.0, -0.6], known, zi=0.6 * known[:1])[0] if rows else known
+    known = scipy.signal.lfilter([0.4], [1.0, -0.6], known, zi=0.6 * known[:1])[0] if rows else known
     send = 0.9 * known * np.exp(0.08 * draw("send").normal(size=rows))
     backlog = np.cumsum(send - bandwidth)
     queue = backlog - np.minimum.accumulate(np.minimum(backlog, 0.0))  # bits that wait (Lindley 1952)
@@ -127,7 +127,7 @@ def _autoregression(shocks: np.ndarray, rho: float) -> np.ndarray:
     """Run an AR(1) of variance 1 over standard shocks, from its stationary state."""
     scaled = np.sqrt(1.0 - rho * rho) * shocks
     scaled[:1] = shocks[:1]
-    return lfilter([1.0], [1.0, -rho], scaled)
+    return scipy.signal.lfilter([1.0], [1.0, -rho], scaled)
 
 
 def _student(rng: np.random.Generator, rows: int) -> np.ndarray:

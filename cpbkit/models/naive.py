@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.signal import lfilter
+import scipy
 
 from cpbkit.errors import check_name
 
@@ -135,7 +135,7 @@ def _ewma(series, k, origins, horizon, train_end):
     pieces = np.split(series.levels[:, k], np.flatnonzero(np.diff(series.segment)) + 1)
     candidates = []
     for decay in DECAYS:
-        smooth = [lfilter([1 - decay], [1, -decay], piece, zi=[decay * piece[0]])[0] for piece in pieces]
+        smooth = [scipy.signal.lfilter([1 - decay], [1, -decay], piece, zi=[decay * piece[0]])[0] for piece in pieces]
         candidates.append(np.concatenate(smooth) - series.anchors[:, k])
     best = min(candidates, key=lambda y: np.mean((truth - y[rows]) ** 2))
     return np.tile(best[origins][:, None], horizon)
