@@ -137,8 +137,8 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
         as_json,
         lambda: (
             f"{sum(map(len, plan.units))} models: {plan.reason}.\n"
-            f"Up to {plan.epochs} epochs of {plan.steps} steps, in about {plan.seconds / 60:.1f} min at most "
-            "(predicted from timed steps; models that stop early make it less)."
+            f"At most {plan.epochs} epochs of {plan.steps} steps a model, or {plan.patience} without a better one; "
+            f"about {plan.seconds / 60:.1f} min in all (predicted from timed steps; early stops make it less)."
         ),
     )
 
@@ -203,7 +203,8 @@ def _verdict_text(table) -> str:
     for name in ("rmse", "floor rmse"):
         shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
     shown["direction %"] = table["direction %"].map("{:.1f}".format, na_action="ignore").fillna("")
-    return shown.to_string(index=False)
+    shown["p"] = table["p"].map("{:.3f}".format)
+    return f"{shown.to_string(index=False)}\np: of the difference to the floor, corrected for all models of a head"
 
 
 @click.command(cls=Command, examples=("cpbkit status runs/quick",))

@@ -342,7 +342,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
             lost.append(f"The cache has {len(inside)} bars in these dates, {stamp(inside[0])} .. {stamp(inside[-1])}.")
         raise SourceError(" ".join(lost))
     if not len(inside):
-        raise DataError(f"{order.series}: neither archive nor REST host has a bar in the dates asked for")
+        raise DataError("neither archive nor REST host has a bar in the dates asked for")
     notes = list(order.notes)
     if held.damage:
         notes.append(f"A damaged file of the cache was passed over: {held.damage}.")
