@@ -43,6 +43,8 @@ class Pace:
         epochs: of the models that are through, which say how far one goes before it stops early; until one has,
         all are taken to go to the end.
         """
+        if not missing:
+            return 0.0
         trained = sum(share - self.first[name] for name, share in self.last.items())
         if not trained:
             return None

@@ -16,6 +16,7 @@ def test_no_time_is_told_before_something_was_trained():
     pace = Pace(workers=2, epochs=10)
     pace.hear(word("one", 60.0, a=0.0))
     assert pace.seconds_left(["a", "b"], []) is None
+    assert pace.seconds_left([], [3, 3]) == 0
 
 
 def test_the_first_word_of_a_worker_does_not_count():
