@@ -378,7 +378,8 @@ def test_smoke_finds_what_is_planted_and_nothing_else():
 
 
 @pytest.mark.slow
-def test_smoke_fails_where_a_model_learns_nothing():
+def test_smoke_fails_where_a_model_learns_nothing(monkeypatch):
+    monkeypatch.setattr("cpbkit.audit.OVERFIT_STEPS", 50)
     shown = run("smoke", "--epochs", "1", "--set", "learning_rate=1e-9")
     assert shown.exit_code == 1 and "not as expected: BTCUSDT_15m" in shown.output
 

@@ -303,7 +303,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     from ray.cluster_utils import Cluster
 
     # Many seconds of work for a unit: both nodes are at it when one of them goes.
-    experiment = vary(TINY, epochs=40, patience=40)
+    experiment = vary(TINY, epochs=25, patience=25)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         second = cluster.add_node(num_cpus=1)
