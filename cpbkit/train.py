@@ -61,6 +61,7 @@ class Fit:
         self.curves = {name: {curve: [] for curve in CURVES} for name in self.stack.names}
 
 
+SUMS = ("loss_sum", "norm_sum", "clipped_sum", "skipped_sum")  # over the running epoch
 # A model's own numbers through training, each a tensor over the stack, and how they start.
 START = {
     "alive": 1.0,
@@ -68,10 +69,7 @@ START = {
     "best_epoch": 0.0,
     "stale": 0.0,  # epochs since the best
     "waited": 0.0,  # epochs since the plateau schedule last moved or improved
-    "loss_sum": 0.0,  # over the running epoch
-    "norm_sum": 0.0,
-    "clipped_sum": 0.0,
-    "skipped_sum": 0.0,
+    **dict.fromkeys(SUMS, 0.0),
     "bad_step": -1.0,  # first step of the epoch whose loss or gradient was not finite
 }
 
@@ -177,9 +175,14 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             yield state
 
 
+def _batches(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go through a whole split as `Windows.batches` does, in batches that suit an evaluation."""
+    return windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members)))
+
+
 def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield a whole split: x (M, B, L, C), y (M, B, H, K), weight (M, B), 0 where a shorter series is padded."""
-    for rows, weight in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
+    for rows, weight in _batches(windows, part, members):
         x, _, y = windows.gather(rows)
         yield x, y, weight
 
@@ -256,8 +259,7 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
 def _explain(stack: Stack, windows: Windows, order: Tensor, members: list[int], row: int) -> str:
     """Name the first bad tensor of a sick model, at the step where it fell ill or on its validation windows."""
     step = int(stack.table["bad_step"][row])
-    size = max(1, EVALUATION_WINDOWS // len(members))
-    batches = [order[:, step]] if step >= 0 else (rows for rows, _ in windows.batches("validation", members, size))
+    batches = [order[:, step]] if step >= 0 else (rows for rows, _ in _batches(windows, "validation", members))
     found = (find_not_finite(stack.net, row, *windows.gather(rows)) for rows in batches)
     return next(filter(None, found), "only the loss or a gradient")
 
@@ -268,7 +270,7 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
     steps, state.epoch, state.step = max(1, state.step), state.epoch + 1, 0
     rates = table["learning_rate"].clone()
     _judge_epoch(stack, training, validation, state.epoch)
-    sums = [table[name] / steps for name in ("loss_sum", "norm_sum", "clipped_sum", "skipped_sum")]
+    sums = [table[name] / steps for name in SUMS]
     seen = torch.stack([sums[0], validation, rates.double(), *sums[1:], table["alive"], table["stale"]], 1)
     for row, (name, (*numbers, alive, stale)) in enumerate(zip(stack.names, seen.tolist(), strict=True)):
         if not alive:
@@ -286,7 +288,7 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
             _let_go(state, row, "done", f"all {training.epochs} epochs")
         elif state.hurry:
             _let_go(state, row, "done", state.hurry)
-    for name in ("loss_sum", "norm_sum", "clipped_sum", "skipped_sum", "bad_step"):
+    for name in (*SUMS, "bad_step"):
         table[name].fill_(START[name])
     live = [row for row, name in enumerate(stack.names) if name in state.curves]
     if not live or len(live) < len(stack) * (COMPACT_AT if stack.weights.is_cuda else 1):
@@ -323,7 +325,7 @@ def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int]) ->
     net.eval()
     total = torch.zeros(len(members), device=windows.device, dtype=torch.float64)
     count = torch.zeros_like(total)
-    for rows, mask in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
+    for rows, mask in _batches(windows, part, members):
         x, last, y = windows.gather(rows)
         losses = loss_per_model(net(x, last), y, windows.target_weights)
         total += torch.where(mask > 0, losses, 0).sum(1)
@@ -336,7 +338,7 @@ def forecast(net: nn.Module, windows: Windows, part: str, members: list[int]) ->
     """Return each model's forecasts over a split, unscaled: (W, H, K) a model."""
     net.eval()
     pieces = []
-    for rows, _ in windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members))):
+    for rows, _ in _batches(windows, part, members):
         x, last, _ = windows.gather(rows)
         pieces.append(net(x, last).double().cpu().numpy())
     whole = np.concatenate(pieces, axis=1)  # (M, W, H, K)
@@ -356,7 +358,7 @@ def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[f
 def mean_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
     """Return the scaled loss of always forecasting the mean of the train targets, as `persistence_losses` does."""
     total = windows.levels.new_zeros(len(members), 1, windows.task.horizon, len(windows.task.targets))
-    for rows, weight in windows.batches("train", members, max(1, EVALUATION_WINDOWS // len(members))):
+    for rows, weight in _batches(windows, "train", members):
         total += (windows.gather(rows)[2] * weight[..., None, None]).sum(1, keepdim=True)
     counts = torch.tensor([len(windows.origins["train"][m]) for m in members], device=windows.device)
     return _constant_losses(windows, members, total / counts[:, None, None, None])

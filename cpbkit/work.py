@@ -135,9 +135,10 @@ def _work(unit: Unit) -> Iterator[Message]:
         stage = "validation" if state.step == training.steps else "epochs"
         for finished in [] if state.step else state.finished:
             with clock("judging"):
+                name = finished.name
                 seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
-                losses = {"persistence": floor[finished.name], "mean": mean[finished.name]}
-                yield _result(unit, windows, finished, seconds | losses)
+                losses = {"persistence": floor[name], "mean": mean[name]}
+                yield _result(unit, windows, finished, seconds | losses | {"data_sha256": data[name]})
         now = time.monotonic()
         if len(stack) and now - saved > pause:
             with clock("checkpoints"):
@@ -183,7 +184,6 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         **told,
         "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
         "dates": splits.dates(series),
-        "data_sha256": data_sha256(series),
         "test": {},
     }
     if finished.status != "done":

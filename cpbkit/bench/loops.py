@@ -8,10 +8,10 @@ from torch import Tensor
 from cpbkit.bench.gauges import wait
 from cpbkit.bench.twins import Coins, make_twin
 from cpbkit.experiment import Experiment, Training, derive_seed
+from cpbkit.stack import OPTIMIZERS
 from cpbkit.train import assemble
 from cpbkit.windows import Series, Windows
 
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 ROUND = 200  # steps after which the batches come again
 
 

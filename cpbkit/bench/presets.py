@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cpbkit import executors, machine
+from cpbkit import machine
 from cpbkit.bench.engine import Workers
 from cpbkit.bench.market import BARS, make_series
 from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine
@@ -15,8 +15,9 @@ from cpbkit.errors import check_name
 from cpbkit.experiment import Experiment, vary
 from cpbkit.plan import FORWARD_SHARE, Plan, make_plan
 from cpbkit.presets import PRESETS
+from cpbkit.sweep import Place
 from cpbkit.windows import Series, split
-from cpbkit.work import Result, Unit, work
+from cpbkit.work import Result, Unit
 
 SERIES = 4  # that skill is measured on
 BLOCK, ROUNDS = 0.3, 3  # seconds, times
@@ -100,7 +101,7 @@ def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[di
         Unit(name, experiment, tuple(known[n] for n in names), plan.devices[0])
         for name, names in plan.named_units().items()
     ]
-    messages = executors.processes(units, work, plan.devices) if plan.workers else executors.local(units, work)
+    messages = Place("auto", None).run(units, plan)
     return [message.line for message in messages if isinstance(message, Result)]
 
 
