@@ -122,6 +122,27 @@ def test_layer_equals_torch_nn(case, dtype):
             torch.testing.assert_close(mine[m], theirs[m].data, **close)
 
 
+@pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM])
+def test_a_layer_scanned_step_by_step_equals_torch_model_by_model(kind):
+    """A CPU takes torch's own for an LSTM; this holds the steps that a GPU takes to it."""
+    layer = kind(M, D, C).double()
+    x = torch.randn(M, B, L, D, dtype=torch.double)
+    now = tuple(torch.randn(M, B, C, dtype=torch.double) for _ in layer.start(x))
+    steps, ends = layers.Recurrent.scan(layer, x, now, layer.input[0], layer.hidden[0])
+    for m in range(M):
+        alone, *states = layer.scan_one(m, x, now, layer.input[0], layer.hidden[0])
+        torch.testing.assert_close(steps[m], alone, rtol=0, atol=1e-12)
+        for end, state in zip(ends, states, strict=True):
+            torch.testing.assert_close(end[m], state[0], rtol=0, atol=1e-12)
+
+
+def test_both_directions_at_once_equal_one_after_the_other():
+    layer = layers.BiLSTM(M, D, C).double()
+    ahead, back = torch.randn(2, M, B, L, D, dtype=torch.double)
+    for found, one, x in zip(layer.at_once(ahead, back), (layer.ahead, layer.back), (ahead, back), strict=True):
+        torch.testing.assert_close(found, one(x)[0], rtol=0, atol=1e-12)
+
+
 def test_additive_attention_equals_one_linear_over_query_and_key():
     torch.manual_seed(0)
     mine = layers.AdditiveAttention(1, D).double()

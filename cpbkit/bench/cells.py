@@ -34,7 +34,6 @@ class FusedGRU(GRU):
 
 def in_streams(layer: Recurrent) -> Callable:
     """Return a scan that gives each model to cuDNN, on several streams at once."""
-    call = torch.lstm if isinstance(layer, LSTM) else torch.gru
     streams = [torch.cuda.Stream() for _ in range(STREAMS)]
 
     def scan(x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
@@ -42,10 +41,8 @@ def in_streams(layer: Recurrent) -> Callable:
         for stream in streams:
             stream.wait_stream(here)
         for m in range(len(x)):
-            weights = input.weight[m].T, hidden.weight[m].T, input.bias[m, 0], hidden.bias[m, 0]
-            state = [tensor[m, None] for tensor in now]
             with torch.cuda.stream(streams[m % STREAMS]):
-                rows.append(call(x[m], state if len(state) > 1 else state[0], weights, True, 1, 0.0, True, False, True))
+                rows.append(layer.scan_one(m, x, now, input, hidden))
         for stream in streams:
             here.wait_stream(stream)
         x, *state = zip(*rows, strict=True)

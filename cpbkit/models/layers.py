@@ -5,6 +5,7 @@ Each layer equals its torch.nn counterpart for every model; weights are (M, in, 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -125,6 +126,7 @@ class Recurrent(nn.Module):
     """
 
     gates: int
+    single: Callable  # the layer of torch that it is for one model
 
     def __init__(self, models: int, inputs: int, width: int, layers: int = 1, dropout: float = 0.0):
         super().__init__()
@@ -161,11 +163,18 @@ class Recurrent(nn.Module):
             steps.append(now[0])
         return torch.stack(steps, 2), now
 
+    def scan_one(self, m: int, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, ...]:
+        """Run one layer of model m by torch's own: (B, L, D), and the state (1, B, D) after the last step."""
+        weights = input.weight[m].T, hidden.weight[m].T, input.bias[m, 0], hidden.bias[m, 0]
+        state = [tensor[m, None] for tensor in now]
+        state = state if len(state) > 1 else state[0]
+        return self.single(x[m], state, weights, True, 1, 0.0, self.training, False, True)
+
 
 class GRU(Recurrent):
     """torch.nn.GRU (batch first) for M models."""
 
-    gates = 3
+    gates, single = 3, torch.gru
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x.new_zeros(*x.shape[:2], self.width),)
@@ -180,7 +189,7 @@ class GRU(Recurrent):
 class LSTM(Recurrent):
     """torch.nn.LSTM (batch first) for M models."""
 
-    gates = 4
+    gates, single = 4, torch.lstm
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
         zero = x.new_zeros(*x.shape[:2], self.width)
@@ -195,11 +204,7 @@ class LSTM(Recurrent):
         """Run one layer; on a CPU model by model, where torch's own LSTM is faster than M models step by step."""
         if x.device.type != "cpu" or x.shape[2] == 1 or torch.is_autocast_enabled("cpu"):
             return super().scan(x, now, input, hidden)
-        rows = []
-        for m in range(len(x)):
-            weights = input.weight[m].T, hidden.weight[m].T, input.bias[m, 0], hidden.bias[m, 0]
-            state = [tensor[m, None] for tensor in now]
-            rows.append(torch.lstm(x[m], state, weights, True, 1, 0.0, self.training, False, True))
+        rows = [self.scan_one(m, x, now, input, hidden) for m in range(len(x))]
         x, h, c = zip(*rows, strict=True)
         return torch.stack(x), (torch.cat(h), torch.cat(c))
 
@@ -207,7 +212,7 @@ class LSTM(Recurrent):
 class BiLSTM(nn.Module):
     """One bidirectional layer of torch.nn.LSTM for M models: (M, B, L, C) -> (M, B, L, 2 D).
 
-    Both directions run as one LSTM of 2 M models: half the kernels. `dropout` acts on the inputs, as in Keras:
+    On a GPU both directions run as one LSTM of 2 M models: half the kernels. `dropout` acts on the inputs, as in Keras:
     a mask a direction, the same at every bar.
     """
 
@@ -217,14 +222,19 @@ class BiLSTM(nn.Module):
         self.dropout = Dropout(dropout, all_bars=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        ahead, back = self.dropout(x), self.dropout(x).flip(2)
         if x.device.type == "cpu":
-            ahead, back = self.ahead(self.dropout(x))[0], self.back(self.dropout(x).flip(2))[0]
-            return torch.cat([ahead, back.flip(2)], -1)
+            ahead, back = self.ahead(ahead)[0], self.back(back)[0]
+        else:
+            ahead, back = self.at_once(ahead, back)
+        return torch.cat([ahead, back.flip(2)], -1)
+
+    def at_once(self, ahead: Tensor, back: Tensor) -> tuple[Tensor, ...]:
+        """Run both LSTMs over their inputs (M, B, L, C), as one: two of (M, B, L, D)."""
         pairs = zip(self.ahead.named_parameters(), self.back.parameters(), strict=True)
         weights = {name: torch.cat([ahead, back]) for (name, ahead), back in pairs}
-        both = torch.cat([self.dropout(x), self.dropout(x).flip(2)])  # (2 M, B, L, C)
-        ahead, back = functional_call(self.ahead, weights, (both,))[0].chunk(2)
-        return torch.cat([ahead, back.flip(2)], -1)
+        both = torch.cat([ahead, back])  # (2 M, B, L, C)
+        return functional_call(self.ahead, weights, (both,))[0].chunk(2)
 
 
 class ForcedLSTM(nn.Module):
