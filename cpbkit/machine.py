@@ -49,13 +49,20 @@ def cpu_name() -> str:
 
 
 def commit(folder: Path) -> str:
-    """Return the short hash of the code's commit, with + where files have changed; empty without git."""
+    """Return the short hash of the code's commit, with + where files have changed; empty without git.
+
+    A package that is only installed inside somebody's checkout is no part of it, and has none.
+    """
     try:
-        run = [["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
+        run = [
+            ["ls-files", "--error-unmatch", "."],
+            ["rev-parse", "--short=10", "HEAD"],
+            ["status", "--porcelain", "--untracked-files=no"],
+        ]
         texts = [
             subprocess.run(["git", "-C", folder, *line], capture_output=True, text=True, check=True, timeout=20).stdout
             for line in run
         ]
     except (OSError, subprocess.SubprocessError):
         return ""
-    return texts[0].strip() + ("+" if texts[1].strip() else "")
+    return texts[1].strip() + ("+" if texts[2].strip() else "")

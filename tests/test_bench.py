@@ -199,6 +199,14 @@ def test_here_counts_the_memory_that_a_side_takes():
 
 def test_the_machine_is_described_without_git_too(tmp_path):
     assert machine.commit(tmp_path) == ""
+    checkout, installed = tmp_path / "checkout", tmp_path / "checkout/installed"
+    installed.mkdir(parents=True)
+    (checkout / "own.py").touch()
+    (installed / "package.py").touch()
+    user = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    for words in (("init", "-q"), ("add", "own.py"), (*user, "commit", "-qm", "One")):
+        subprocess.run(["git", "-C", checkout, *words], check=True)
+    assert len(machine.commit(checkout)) == 10 and machine.commit(installed) == ""
     assert gauges.matmul_rate(CPU, "float64") > 1e6
 
 
