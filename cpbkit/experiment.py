@@ -143,6 +143,10 @@ class Training:
         if not 0 <= self.teacher_forcing <= 1:
             raise CpbkitError(f"teacher_forcing must be in [0, 1]; got {self.teacher_forcing!r}")
 
+    def count_steps(self, windows: int) -> int:
+        """Return the steps of an epoch: as stated, else what so many train windows need to be seen once."""
+        return self.steps or -(-windows // self.batch)
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -71,7 +71,7 @@ def make_plan(
     model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
     experiment = replace(experiment, model=model)
     windows = {name: split(s, task) for name, s in series.items()}
-    steps = training.steps or math.ceil(max(len(w.train) for w in windows.values()) / training.batch)
+    steps = training.count_steps(max(len(w.train) for w in windows.values()))
     places = len(devices)
     on_cpu = devices[0] == "cpu"
     share = math.ceil(len(series) / places)  # models of a worker
@@ -129,17 +129,15 @@ def _trials(
     yield one
     quick = TRIAL_SECONDS / (one.seconds * (TIMED_STEPS + 1))
     most = int(min(len(series), limit / one.bytes, max(2, quick)))
-    for size in sorted({min(size, most) for size in wanted} - {0, 1}):
-        while size > 1:
-            try:
-                yield _trial(experiment, series[:size], device)
-                break
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                size, most = size // 2, 0
-        if not most:
-            return  # the larger ones do not fit either
+    sizes = sorted({min(size, most) for size in wanted} - {0, 1})
+    while sizes:
+        size = sizes.pop(0)
+        try:
+            yield _trial(experiment, series[:size], device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            sizes = [size // 2] if size > 3 else []  # the larger ones do not fit either
 
 
 def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:

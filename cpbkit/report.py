@@ -18,7 +18,7 @@ from cpbkit.plots.market import passport_figure
 from cpbkit.plots.style import DARK, NAMES, counted, duration, label
 from cpbkit.plots.sweep import is_synthetic, sweep_figure
 from cpbkit.plots.verdict import coverage_figure, verdict_figure
-from cpbkit.run import ABOUT, CLOCK, MONITOR, OUT_OF_TIME, REPORT, Run
+from cpbkit.run import ABOUT, CLOCK, MONITOR, REPORT, Run, tell_stopped
 
 VERDICT_COLUMNS = (
     *("series", "verdict", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "MAE"),
@@ -90,12 +90,11 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
         *(f"{size:,} parameters a model" for size in sizes),
     ]
     unfinished = [f"Not finished yet: {', '.join(missing)}"] if missing else []
-    if stopped := sum(line.get("reason") == OUT_OF_TIME for line in results):
-        unfinished.append(f"{counted(stopped, 'model')} stopped when the time was up, and may have had more to learn")
+    unfinished.append(tell_stopped(results))
     return {
         "title": f"{experiment.preset} · {len(names)} series · {folder.resolve().name}",
         "facts": " · ".join(facts),
-        "unfinished": ". ".join(unfinished),
+        "unfinished": ". ".join(filter(None, unfinished)),
     }
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,14 @@ CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
 OUT_OF_TIME = "the time is up"  # why a model stopped that a budget did not let finish
 SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
 PLAN, STATUS = "progress/plan.json", "progress/status.json"
+
+
+def tell_stopped(results: Sequence[Mapping]) -> str:
+    """Say how many models a budget of time stopped; empty where it stopped none."""
+    stopped = sum(line.get("reason") == OUT_OF_TIME for line in results)
+    if not stopped:
+        return ""
+    return f"{stopped} of {len(results)} stopped when the time was up, and may have had more to learn"
 
 
 class Run:

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from cpbkit.errors import CpbkitError, check_name
-from cpbkit.experiment import Experiment, Model, Training, vary
+from cpbkit.experiment import Experiment, Model, vary
 from cpbkit.health import Check, check_results
 from cpbkit.models import zoo
 from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
 from cpbkit.train import Finished, Fit, assemble, fit, precision
-from cpbkit.windows import Series, Splits, Windows, from_table, split, split_rows
+from cpbkit.windows import Series, Windows, from_table, split, split_rows
 from cpbkit.work import Result, Unit, work
 
 PERSISTENCE = "persistence"
@@ -148,7 +148,7 @@ def train_alone(
     Errors: CpbkitError for a training that fell ill.
     """
     training, (name,) = experiment.training, stack.names
-    steps = _steps(training, windows.splits[0])
+    steps = training.count_steps(len(windows.splits[0].train))
     for state in fit(Fit(stack), windows, training, steps):
         if state.step == 0 and not state.finished:
             best = min(state.curves[name]["validation"])
@@ -160,11 +160,6 @@ def train_alone(
         raise CpbkitError(f"{name} fell ill: {end.reason}")
     net = zoo.restore(windows.task, experiment.model, end.weights)
     return net.to(windows.device, windows.inputs.dtype), end
-
-
-def _steps(training: Training, splits: Splits) -> int:
-    """Return the steps of an epoch: as stated, else what a series that is trained alone needs to be seen once."""
-    return training.steps or math.ceil(len(splits.train) / training.batch)
 
 
 @torch.no_grad()
@@ -213,7 +208,8 @@ def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
 
 def train_and_judge(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
     """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
-    stated = vary(experiment, steps=_steps(experiment.training, split(series, experiment.task)))
+    windows = len(split(series, experiment.task).train)
+    stated = vary(experiment, steps=experiment.training.count_steps(windows))
     unit = Unit(series.name, stated, (series,), "cuda" if torch.cuda.is_available() else "cpu")
     (line,) = (message.line for message in work(unit) if isinstance(message, Result))
     return line, check_results([line])

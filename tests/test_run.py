@@ -11,7 +11,7 @@ from cpbkit import atomic
 from cpbkit.errors import RunError
 from cpbkit.experiment import vary
 from cpbkit.presets import PRESETS
-from cpbkit.run import LEDGER, Run
+from cpbkit.run import LEDGER, OUT_OF_TIME, Run, tell_stopped
 
 QUICK = PRESETS["quick"]
 
@@ -107,3 +107,11 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         atomic.write_bytes(path, json.dumps({"new": 1}).encode())
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_a_budget_stopped_is_told():
+    line = {"series": "A", "reason": "all 12 epochs"}
+    assert tell_stopped([line]) == ""
+    assert tell_stopped([line, {"series": "B", "reason": OUT_OF_TIME}]).startswith(
+        "1 of 2 stopped when the time was up"
+    )

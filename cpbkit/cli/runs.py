@@ -172,15 +172,15 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
 def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and one line a head."""
     from cpbkit.evaluate import headline, judgements, verdict_table, verdicts
-    from cpbkit.run import OUT_OF_TIME
+    from cpbkit.run import tell_stopped
 
     lost = [line for line in results if line["status"] != "done"]
     by_head = judgements(line for line in results if line["status"] == "done")
     table = verdict_table(by_head)
     heads = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
     trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in lost]
-    if stopped := sum(line.get("reason") == OUT_OF_TIME for line in results):
-        trouble.append(f"{stopped} of {len(results)} stopped when the time was up, and may have had more to learn")
+    if stopped := tell_stopped(results):
+        trouble.append(stopped)
     document = {
         "run": str(folder),
         "models": len(results),
