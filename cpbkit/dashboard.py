@@ -100,6 +100,8 @@ class Terminal:
         now, over = self._clock(), state.done >= state.total
         period = LINE_PERIOD if self._in_place else LOG_PERIOD
         with self._lock:
+            if self._text and now - self._heard < LINE_PERIOD and not over:
+                return  # a large sweep has many words a second, and a sentence takes its time
             self._heard, self._text = now, sentence(state)
             if self._over or (self._last is not None and now - self._last < period and not over):
                 return

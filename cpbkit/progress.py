@@ -1,10 +1,10 @@
 """Where a sweep stands, and how long it has to go."""
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from cpbkit.experiment import Experiment
@@ -48,11 +48,11 @@ class Pace:
         trained = sum(share - self.first[name] for name, share in self.last.items())
         if not trained:
             return None
-        todo = 0.0
-        for share in (self.last.get(name, 0.0) for name in missing):
-            longer = [one / self.epochs for one in epochs if one > share * self.epochs]
-            todo += (statistics.mean(longer) if longer else 1.0) - share
-        left = self.seconds / trained * todo / self.workers
+        lengths = np.sort(np.asarray(epochs, dtype=float))[::-1] / self.epochs  # the longest first
+        means = np.append(1.0, lengths.cumsum() / np.arange(1, len(lengths) + 1))  # of none, one, two ... of them
+        shares = np.array([self.last.get(name, 0.0) for name in missing])
+        longer = np.searchsorted(-lengths, -shares, side="left")  # how many went further
+        left = self.seconds / trained * (means[longer] - shares).sum() / self.workers
         return left if self.deadline is None else max(0.0, min(left, self.deadline - time.time()))
 
     @property

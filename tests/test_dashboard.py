@@ -76,6 +76,17 @@ def test_a_terminal_has_one_line_that_changes(monkeypatch):
     assert screen.getvalue().count("40 of 40 done") == 1 and screen.getvalue().endswith("\n")
 
 
+def test_a_terminal_does_not_word_what_nobody_will_read(monkeypatch):
+    worded = []
+    monkeypatch.setattr(dashboard, "sentence", lambda state: worded.append(state) or "a sentence")
+    clock = Clock()
+    view = Terminal(io.StringIO(), clock)
+    for _ in range(1000):
+        view(State())
+        clock.now += 0.01
+    assert 40 <= len(worded) <= 51  # ten seconds, one in 0.2 s
+
+
 def test_where_lines_are_kept_there_is_one_in_ten_seconds():
     kept, clock = io.StringIO(), Clock()
     view = Terminal(kept, clock)
