@@ -142,6 +142,7 @@ def _trials(
 
 def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
     training, threads = experiment.training, torch.get_num_threads()
+    before = _held(device)
     windows, stack = assemble(experiment, series, device)
     held: dict[int, int] = {}
 
@@ -164,7 +165,19 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
     pace = min(later - earlier for earlier, later in itertools.pairwise(seconds))
-    return Trial(len(series), pace, COPIES * stack.weights.nbytes + sum(held.values()))
+    if before is None:
+        size = COPIES * stack.weights.nbytes + sum(held.values())
+    else:
+        size = torch.cuda.max_memory_allocated(device) - before
+    return Trial(len(series), pace, size)
+
+
+def _held(device: str) -> int | None:
+    """Return the bytes that are held on a GPU, and count its peak from here; None of a CPU, which does not count."""
+    if not device.startswith("cuda"):
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def _wait(device: str) -> None:

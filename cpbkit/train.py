@@ -6,6 +6,7 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -99,6 +100,8 @@ def precision(training: Training, device: torch.device) -> Iterator[torch.autoca
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     torch.use_deterministic_algorithms(training.deterministic)
+    if training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses products on a GPU
     try:
         yield torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
     finally:
@@ -152,7 +155,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
             draws = _coins(training, state.epoch, steps, task.horizon).to(windows.device)
             if now is not stack.weights:  # models have left: the step has other tensors now
-                order, coins, now = fresh, draws, stack.weights
+                order, coins, now, run = fresh, draws, stack.weights, None  # the last graph gives its memory back
                 i.zero_()
                 solved = hasattr(stack.net, "solve")
                 run, state.mode = (solve, "closed form") if solved else captured(step, stack, i)
@@ -194,26 +197,35 @@ def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callabl
     """
     if not stack.weights.is_cuda:
         return step, "eager: no GPU"
+    if not getattr(stack.net, "stacked", True):
+        return step, "eager: one model after another, each from the same random state, which no graph can put back"
+    with torch.cuda.device(stack.weights.device):
+        return _capture(step, stack, i)
+
+
+def _capture(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
     stack.net.train()
     before = {name: tensor.clone() for name, tensor in stack.state().items()}
-    random = torch.cuda.get_rng_state(stack.weights.device)
-    side = torch.cuda.Stream(stack.weights.device)
-    side.wait_stream(torch.cuda.current_stream())
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    random, unharmed = generator.get_state(), generator.clone_state()
+    outer, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(outer)
     with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
         for _ in range(WARM_UP):
             i.zero_()
             step()
         i.zero_()
-    torch.cuda.current_stream().wait_stream(side)
+    outer.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(outer), torch.cuda.graph(graph, stream=side):
             step()
         run, mode = graph.replay, "CUDA graph"
     except RuntimeError as error:
+        generator.graphsafe_set_state(unharmed)  # the one that the broken capture drew from would refuse to draw
         run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"
     stack.rewind(before)
-    torch.cuda.set_rng_state(random, stack.weights.device)
+    generator.set_state(random)
     return run, mode
 
 

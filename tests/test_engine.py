@@ -86,7 +86,7 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
     ends = {}
     for mode in ("graph", "eager"):
         if mode == "eager":
-            monkeypatch.setattr(train, "captured", lambda step, stack: (step, "eager"))
+            monkeypatch.setattr(train, "captured", lambda step, stack, i: (step, "eager"))
         run, _ = started("cuda")
         ends[mode] = {f.name: f for state in run if not state.step for f in state.finished}
     for name, one in ends["graph"].items():
