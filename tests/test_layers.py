@@ -129,8 +129,8 @@ def test_a_layer_scanned_step_by_step_equals_torch_model_by_model(kind):
     x = torch.randn(M, B, L, D, dtype=torch.double)
     now = tuple(torch.randn(M, B, C, dtype=torch.double) for _ in layer.start(x))
     steps, ends = layers.Recurrent.scan(layer, x, now, layer.input[0], layer.hidden[0])
-    for m in range(M):
-        alone, *states = layer.scan_one(m, x, now, layer.input[0], layer.hidden[0])
+    for m, run in enumerate(layer.each(x, now, layer.input[0], layer.hidden[0])):
+        alone, *states = run()
         torch.testing.assert_close(steps[m], alone, rtol=0, atol=1e-12)
         for end, state in zip(ends, states, strict=True):
             torch.testing.assert_close(end[m], state[0], rtol=0, atol=1e-12)

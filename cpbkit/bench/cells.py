@@ -40,9 +40,9 @@ def in_streams(layer: Recurrent) -> Callable:
         here, rows = torch.cuda.current_stream(), []
         for stream in streams:
             stream.wait_stream(here)
-        for m in range(len(x)):
+        for m, run in enumerate(layer.each(x, now, input, hidden)):
             with torch.cuda.stream(streams[m % STREAMS]):
-                rows.append(layer.scan_one(m, x, now, input, hidden))
+                rows.append(run())
         for stream in streams:
             here.wait_stream(stream)
         x, *state = zip(*rows, strict=True)

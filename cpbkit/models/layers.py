@@ -5,7 +5,8 @@ Each layer equals its torch.nn counterpart for every model; weights are (M, in, 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -163,12 +164,14 @@ class Recurrent(nn.Module):
             steps.append(now[0])
         return torch.stack(steps, 2), now
 
-    def scan_one(self, m: int, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, ...]:
-        """Run one layer of model m by torch's own: (B, L, D), and the state (1, B, D) after the last step."""
-        weights = input.weight[m].T, hidden.weight[m].T, input.bias[m, 0], hidden.bias[m, 0]
-        state = [tensor[m, None] for tensor in now]
-        state = state if len(state) > 1 else state[0]
-        return self.single(x[m], state, weights, True, 1, 0.0, self.training, False, True)
+    def each(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> Iterator[Callable]:
+        """Yield a call a model that runs one layer by torch's own: (B, L, D), and the state (1, B, D) after it."""
+        # Unbound at once: in the backward pass each `x[m]` would fill a tensor of all models.
+        state = (tensor[:, None] for tensor in now)
+        parts = x, *state, input.weight.mT, hidden.weight.mT, input.bias[:, 0], hidden.bias[:, 0]
+        for one, *state, a, b, c, d in zip(*(part.unbind() for part in parts), strict=True):
+            state = state if len(state) > 1 else state[0]
+            yield partial(self.single, one, state, (a, b, c, d), True, 1, 0.0, self.training, False, True)
 
 
 class GRU(Recurrent):
@@ -204,7 +207,7 @@ class LSTM(Recurrent):
         """Run one layer; on a CPU model by model, where torch's own LSTM is faster than M models step by step."""
         if x.device.type != "cpu" or x.shape[2] == 1 or torch.is_autocast_enabled("cpu"):
             return super().scan(x, now, input, hidden)
-        rows = [self.scan_one(m, x, now, input, hidden) for m in range(len(x))]
+        rows = [run() for run in self.each(x, now, input, hidden)]
         x, h, c = zip(*rows, strict=True)
         return torch.stack(x), (torch.cat(h), torch.cat(c))
 
