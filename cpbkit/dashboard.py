@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cpbkit.errors import check_name
 from cpbkit.experiment import Experiment
-from cpbkit.plots.style import amount, duration, label
+from cpbkit.plots.style import amount, label, time_left
 from cpbkit.plots.sweep import SweepFigure, loss_figure
 
 if TYPE_CHECKING:  # it loads torch, which a view does not need
@@ -62,7 +62,13 @@ class Notebook:
             return
         stage = "" if over else state.stage
         self.picture.show(
-            state.results, state.running, state.monitor, stage, state.seconds_left, state.samples_per_second
+            state.results,
+            state.running,
+            state.monitor,
+            stage,
+            state.seconds_left,
+            state.at_most,
+            state.samples_per_second,
         )
         self._handle.update(self._image(self.picture.png()))
         self._over, self._last = over, self._clock()
@@ -135,7 +141,7 @@ def sentence(state: "State") -> str:
     if state.done < state.total:
         parts.append(state.stage)
         parts += [f"{amount(state.samples_per_second)} samples/s"] if state.samples_per_second else []
-        parts += [f"{duration(state.seconds_left)} left"] if state.seconds_left is not None else []
+        parts += [time_left(state.seconds_left, state.at_most)] if state.seconds_left is not None else []
     return "  ".join(parts)
 
 

@@ -18,6 +18,7 @@ class Pace:
 
     workers: int = 1  # at once
     epochs: int = 1  # at most, of each model
+    patience: int = 1  # epochs without a better one after which a model stops early
     deadline: float | None = None  # of a budget, seconds since 1970
     first: dict[str, float] = field(default_factory=dict)  # series -> share of its epochs when first heard of
     last: dict[str, float] = field(default_factory=dict)  # and now
@@ -104,6 +105,11 @@ class State:
     def seconds_left(self) -> float | None:
         """The time left at the pace so far; None before there is one."""
         return self.pace.seconds_left(self.missing, [line["epochs"] for line in self.results if "epochs" in line])
+
+    @property
+    def at_most(self) -> bool:
+        """Whether the time left is only the most there can be: models may stop early, and none is through yet."""
+        return self.pace.patience < self.pace.epochs and not any("epochs" in line for line in self.results)
 
     @property
     def samples_per_second(self) -> float:

@@ -154,7 +154,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")
-        state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs, deadline)
+        state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs, plan.patience, deadline)
         for message in place.run(units, plan):
             match message:
                 case Result():
@@ -237,7 +237,8 @@ def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Cal
             shares = {name: round(one["share"], 4) for name, one in state.running.items()}
             run.tell(
                 {"stage": stage, "done": state.done, "total": state.total, "running": shares}
-                | {"seconds_left": state.seconds_left, "samples_per_second": state.samples_per_second}
+                | {"seconds_left": state.seconds_left, "at_most": state.at_most}
+                | {"samples_per_second": state.samples_per_second}
             )
 
     return tell

@@ -24,6 +24,7 @@ class State:
     stage: str = "training, epoch 3"
     total: int = 40
     seconds_left: float | None = 112.0
+    at_most: bool = False
     samples_per_second: float = 11_800.0
     share: float = 0.3
     monitor: object = None
@@ -59,6 +60,7 @@ def test_the_sentence_says_what_a_person_wants_to_know():
     over = sentence(State(results=made_up_results(), share=1.0))
     assert over == f"[{'#' * 20}] 40 of 40 done  1 sick  1 failed"
     assert sentence(State(seconds_left=None, samples_per_second=0.0)).endswith("0 of 40 done  training, epoch 3")
+    assert sentence(State(at_most=True)).endswith("at most 1 m 52 s left")
 
 
 def test_a_terminal_has_one_line_that_changes(monkeypatch):
@@ -170,7 +172,7 @@ def test_a_notebook_shows_the_state_in_one_picture(shown, tmp_path):
     (pictures,) = shown
     assert len(pictures) == 2
     assert (pixels(pictures[0], tmp_path) == pixels(same.png(), tmp_path)).all()
-    same.show(state.results, {}, monitor, state.stage, state.seconds_left, state.samples_per_second)
+    same.show(state.results, {}, monitor, state.stage, state.seconds_left, False, state.samples_per_second)
     assert (pixels(pictures[1], tmp_path) == pixels(same.png(), tmp_path)).all()
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from cpbkit.progress import Pace
+from cpbkit.experiment import vary
+from cpbkit.presets import PRESETS
+from cpbkit.progress import Pace, State
 from cpbkit.work import Progress
 
 
@@ -34,3 +36,12 @@ def test_models_that_stopped_early_shorten_what_is_expected_of_the_others():
     # b will go as far as the mean of 4 and 8 epochs; a has passed the one that stopped at 4.
     assert pace.seconds_left(["a", "b"], [4, 8]) == pytest.approx(10 * ((0.8 - 0.5) + 0.6))
     assert pace.seconds_left(["a"], [4]) == pytest.approx(10 * 0.5)
+
+
+@pytest.mark.parametrize("patience, lines, bound", [(5, [], True), (5, [3], False), (10, [], False)])
+def test_the_time_left_is_a_bound_until_a_model_has_shown_how_far_it_goes(patience, lines, bound):
+    state = State(vary(PRESETS["quick"], intervals=("1h",)), 20, pace=Pace(epochs=10, patience=patience))
+    state.add({"series": "SOLUSDT_1h", "status": "failed"})
+    for epochs in lines:
+        state.add({"series": "BTCUSDT_1h", "status": "done", "epochs": epochs})
+    assert state.at_most is bound

@@ -225,7 +225,8 @@ def status(folder, as_json):
     def text() -> str:
         if holder:
             left = told.get("seconds_left")
-            now = f"{told.get('stage', 'starting')}{'' if left is None else f', {left:.0f} s left'} ({holder})"
+            left = "" if left is None else f", {'at most ' if told.get('at_most') else ''}{left:.0f} s left"
+            now = f"{told.get('stage', 'starting')}{left} ({holder})"
         elif missing:
             more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
             now = f"stopped without {', '.join(missing[:6])}{more}. The command that started it goes on"

@@ -184,6 +184,11 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60:02d} m"
 
 
+def time_left(seconds: float, at_most: bool) -> str:
+    """Say how long something still takes: `1 m 52 s left`, or `at most 1 m 52 s left`."""
+    return f"{'at most ' if at_most else ''}{duration(seconds)} left"
+
+
 def counted(number: int, noun: str) -> str:
     """Say a number of things: `1 gap`, `1,204 bars`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

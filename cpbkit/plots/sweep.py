@@ -30,11 +30,11 @@ from cpbkit.plots.style import (
     RULE,
     WIDTH,
     Picture,
-    duration,
     label,
     look,
     name_ends,
     stamped,
+    time_left,
 )
 from cpbkit.plots.timeline import Machine
 
@@ -138,6 +138,7 @@ class SweepFigure:
         monitor: pd.DataFrame | None = None,
         stage: str = "",
         seconds_left: float | None = None,
+        at_most: bool = False,
         samples_per_second: float = 0,
     ) -> None:
         """Move everything to the present: `results` are lines of the ledger, `running` what trains now."""
@@ -169,7 +170,7 @@ class SweepFigure:
                 self.reasons[i].set(y=at, va="bottom" if lower else "top")
         for mark, at in places.items():
             mark.set_data(np.reshape(at, (-1, 2)).T)
-        self._count(Counter(entry["status"] for entry in finished.values()), len(training), seconds_left)
+        self._count(Counter(entry["status"] for entry in finished.values()), len(training), seconds_left, at_most)
         shares = [entry.get("share", len(relative(entry, "train")) / self.epochs) for entry in training.values()]
         done = (len(finished) + sum(shares)) / max(1, len(self.series))
         self.bar.set_width((WIDTH - 2 * SIDE) * min(1.0, done))
@@ -226,13 +227,13 @@ class SweepFigure:
         )
         return low, high
 
-    def _count(self, statuses: Counter, training: int, seconds_left: float | None) -> None:
+    def _count(self, statuses: Counter, training: int, seconds_left: float | None, at_most: bool) -> None:
         waiting = len(self.series) - sum(statuses.values()) - training
         counts = {"done": statuses["done"], "training": training, "sick": statuses["sick"]}
         counts |= {"failed": statuses["failed"], "waiting": waiting}
         text = "  ·  ".join(f"{n} {word}" for word, n in counts.items() if n or word == "done")
         if seconds_left is not None and (training or waiting):
-            text += f"      {duration(seconds_left)} left"
+            text += f"      {time_left(seconds_left, at_most)}"
         self.counts.set_text(text)
 
 
