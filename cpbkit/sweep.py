@@ -23,7 +23,7 @@ from cpbkit.plan import Plan, find_places, make_plan
 from cpbkit.progress import Pace, State
 from cpbkit.run import ABOUT, MONITOR, PLAN, Run
 from cpbkit.windows import Series, from_klines, split
-from cpbkit.work import Checkpoint, Message, Progress, Result, Shrunk, Unit, work
+from cpbkit.work import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
 
 STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
 
@@ -151,6 +151,11 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
         plan = place.settle(plan, len(series))
         _write_plan(run, plan)
+    note = _noter(state, tell)
+    for line in state.results:
+        one = series.get(line["series"])
+        if one and line.get("data_sha256") not in (None, data_sha256(one)):
+            note(f"{one.name} is kept as it ended, on other bars than are there now")
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")
@@ -167,8 +172,9 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
                     kept = [names for name, names in plan.named_units().items() if name != message.unit]
                     plan = replace(plan, units=[*kept, *message.units])
                     _write_plan(run, plan)
-                    state.watch.mark(message.reason)
-                    tell(message.reason)
+                    note(message.reason)
+                case Note():
+                    note(message.text)
                 case Progress():
                     state.hear(message)
                     for stage, seconds in message.seconds.items():
@@ -242,6 +248,16 @@ def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Cal
             )
 
     return tell
+
+
+def _noter(state: State, tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return the function that tells what a person should know, and puts it on the time line of the report."""
+
+    def note(text: str) -> None:
+        state.watch.mark(text)
+        tell(text)
+
+    return note
 
 
 def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:

@@ -79,7 +79,15 @@ class Shrunk:
     reason: str
 
 
-Message = Progress | Result | Checkpoint | Shrunk
+@dataclass(frozen=True)
+class Note:
+    """What a person should know of a unit."""
+
+    unit: str
+    text: str
+
+
+Message = Progress | Result | Checkpoint | Shrunk | Note
 
 
 def work(unit: Unit) -> Iterator[Message]:
@@ -120,10 +128,13 @@ def _work(unit: Unit) -> Iterator[Message]:
     with clock("build"):
         windows, stack = assemble(experiment, unit.series, unit.device)
         data = {series.name: data_sha256(series) for series in unit.series}
-        state = (unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, data)) or Fit(stack)
+        resumed = unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, data)
+        state = resumed or Fit(stack)
         everyone = list(range(len(windows)))
         floor = _by_name(unit.series, persistence_losses(windows, everyone))
         mean = _by_name(unit.series, mean_losses(windows, everyone))
+    if unit.checkpoint and not resumed:
+        yield Note(unit.name, f"{unit.name} begins anew: its checkpoint is of other bars than are there now")
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.numpy
 from conftest import walk
@@ -119,12 +120,27 @@ def test_a_checkpoint_of_other_bars_is_not_gone_on_from(monkeypatch):
     experiment = vary(TINY, steps=9)
     (old, *_) = (m for m in work.work(unit("A", 400, experiment)) if isinstance(m, work.Checkpoint))
     same, other = unit("A", 400, experiment), unit("A", 500, experiment)
-    ends = [
-        next(m for m in work.work(replace(one, checkpoint=old.content)) if isinstance(m, work.Result)).model
-        for one in (same, other)
-    ]
+    ways = [list(work.work(replace(one, checkpoint=old.content))) for one in (same, other)]
+    ends = [next(m for m in messages if isinstance(m, work.Result)).model for messages in ways]
     alone = next(m for m in work.work(other) if isinstance(m, work.Result)).model
     assert ends[1] == alone and ends[0] != ends[1]
+    notes = [[m.text for m in messages if isinstance(m, work.Note)] for messages in ways]
+    assert notes == [[], ["A+0 begins anew: its checkpoint is of other bars than are there now"]]
+
+
+def test_a_series_that_ended_on_other_bars_is_kept_and_said(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    first, *_ = found = Run(undisturbed).results()
+    changed = [json.dumps(first | {"data_sha256": "0" * 64}), *map(json.dumps, found[1:-1])]
+    (tmp_path / "run/results.jsonl").write_text("".join(line + "\n" for line in changed))
+    said = []
+    sweep(TINY, tmp_path / "run", workers=0, on_progress=lambda state: said.append(state.stage))
+    monitor = pd.read_parquet(tmp_path / "run/monitor.parquet")
+    (note,) = (text for text in monitor["text"] if "other bars" in text)
+    assert note.startswith(first["series"]) and note in said
+    assert lines(tmp_path / "run") == lines(undisturbed) | {
+        first["series"]: lines(undisturbed)[first["series"]] | {"data_sha256": "0" * 64}
+    }
 
 
 def unit(name, bars, experiment=TINY):
