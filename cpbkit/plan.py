@@ -32,8 +32,7 @@ class Plan:
     steps: int  # optimiser steps an epoch, the same for every model of the run
     epochs: int  # at most, of each model
     patience: int  # epochs; shorter than the experiment's where a budget of time is
-    workers: int  # processes at once; 0 runs the units in this one
-    devices: list[str]  # of each worker, or of this process
+    devices: list[str]  # of each process at once; one runs the units in this one
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether a network of one's own is computed as a stack
@@ -62,12 +61,12 @@ def make_plan(
 ) -> Plan:
     """Time a few steps of stacks of several sizes and choose the fastest that fits into memory.
 
-    workers: None takes a process a core or GPU, 0 stays in this process. minutes: a budget; where it is too short for
+    workers: None takes a process a core or GPU, 1 stays in this process. minutes: a budget; where it is too short for
     all epochs, patience shrinks as much, so that models which still improve get the time of those which do not. A
     cosine, which must reach its end, gets fewer epochs instead. Errors: CpbkitError when not even one epoch fits.
     """
     task, training = experiment.task, experiment.training
-    workers, devices = find_places(workers, len(series))
+    devices = find_places(workers, len(series))
     model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
     experiment = replace(experiment, model=model)
     windows = {name: split(s, task) for name, s in series.items()}
@@ -101,19 +100,18 @@ def make_plan(
             patience = min(patience, max(LEAST_PATIENCE, math.ceil(part * patience)))
         reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take: at most {epochs}, patience {patience}"
         seconds *= part
-    return Plan(units, steps, epochs, patience, workers, devices, seconds, reason, model.stacked)
+    return Plan(units, steps, epochs, patience, devices, seconds, reason, model.stacked)
 
 
-def find_places(workers: int | None, series: int) -> tuple[int, list[str]]:
-    """Return how many processes this machine gives to so many series, 0 for none but this one, and their devices.
+def find_places(workers: int | None, series: int) -> list[str]:
+    """Return the devices of the processes that this machine gives to so many series; one of them is for this process.
 
     workers: as many as that; None takes what is there.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
-    if workers is None:
-        workers = gpus if gpus > 1 else 0 if gpus or series == 1 or count_cores() == 1 else count_cores()
-    return workers, [names[i % len(names)] for i in range(max(1, workers))]
+    count = workers or min(series, gpus or count_cores())
+    return [names[i % len(names)] for i in range(count)]
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pandas as pd
-import torch
 
 from cpbkit import atomic, executors, machine
 from cpbkit.clock import Clock
@@ -17,7 +16,6 @@ from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError, check_name
 from cpbkit.experiment import Data, Experiment
-from cpbkit.gpu_check.environment import count_cores
 from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.plan import Plan, find_places, make_plan
 from cpbkit.progress import Pace, State
@@ -33,7 +31,7 @@ def sweep(
     folder: str | os.PathLike,
     *,
     klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines]] | None = None,
-    executor: str = "auto",
+    executor: str = "processes",
     workers: int | None = None,
     address: str = "",
     gpus: float = 1.0,
@@ -44,13 +42,13 @@ def sweep(
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
     klines: gets the bars, `load_klines` by default.
-    executor: local (this process), processes (one a core or GPU), ray, or auto (processes where they pay).
+    executor: processes (one a core or GPU, and none but this one where that is one), local (this process), or ray.
     workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs a stack, where
     it has any. minutes: a budget from now. command: kept for the report.
     What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
-    check_name("executor", executor, ("auto", "local", "processes", "ray"))
+    check_name("executor", executor, ("processes", "local", "ray"))
     deadline = None if minutes is None else time.time() + 60 * minutes
     run, clock = Run(folder), Clock()
     state = State(experiment, len(experiment.series))
@@ -73,7 +71,7 @@ def sweep(
 def preview(
     experiment: Experiment,
     *,
-    executor: str = "auto",
+    executor: str = "processes",
     workers: int | None = None,
     address: str = "",
     gpus: float = 1.0,
@@ -105,16 +103,16 @@ class Place:
     def settle(self, plan: Plan, series: int) -> Plan:
         """Return a plan, which may have been made on another machine, for the devices of this one."""
         if self.executor == "ray":
-            workers, devices = executors.call_on_ray(find_places, self.workers, series, gpus=self.gpus)
+            devices = executors.call_on_ray(find_places, self.workers, series, gpus=self.gpus)
         else:
-            workers, devices = find_places(self.workers, series)
-        return replace(plan, workers=workers, devices=devices)
+            devices = find_places(self.workers, series)
+        return replace(plan, devices=devices)
 
     def run(self, units: list[Unit], plan: Plan) -> Iterator[Message]:
         """Run the units and stream their messages."""
         if self.executor == "ray":
             return executors.on_ray(units, work, self.gpus)
-        if plan.workers:
+        if len(plan.devices) > 1:
             return executors.processes(units, work, plan.devices)
         return executors.local(units, work)
 
@@ -125,9 +123,7 @@ def _place(executor: str, workers: int | None, address: str, gpus: float) -> Pla
         gpus = gpus if has.get("GPU") else 0.0
         count = int(has["GPU"] / gpus) if gpus else int(has["CPU"])
         return Place(executor, workers or max(1, count), gpus)
-    if executor == "processes" and workers is None:
-        workers = torch.cuda.device_count() or count_cores()
-    return Place(executor, 0 if executor == "local" else workers)
+    return Place(executor, 1 if executor == "local" else workers)
 
 
 def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
@@ -159,7 +155,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")
-        state.pace = Pace(max(1, min(len(units), plan.workers)), plan.epochs, plan.patience, deadline)
+        state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
         for message in place.run(units, plan):
             match message:
                 case Result():
@@ -224,7 +220,7 @@ def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadli
                 device=plan.devices[0],
                 checkpoint=saved.read_bytes() if saved.exists() else None,
                 deadline=deadline,
-                turns=math.ceil((len(named) - i) / max(1, plan.workers)),
+                turns=math.ceil((len(named) - i) / len(plan.devices)),
             )
         )
     return units

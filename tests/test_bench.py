@@ -83,7 +83,7 @@ def one_core(monkeypatch):
 
     def one_stack(experiment, series, *_):
         epochs = experiment.training.epochs
-        return Plan([list(series)], 9, epochs, epochs, 0, ["cpu"], 0.1 * epochs, "one stack")
+        return Plan([list(series)], 9, epochs, epochs, ["cpu"], 0.1 * epochs, "one stack")
 
     monkeypatch.setattr(sweep, "count_cores", lambda: 1)
     for module in (sweep, presets):
@@ -158,7 +158,7 @@ def test_the_planned_way_is_held_against_the_others(monkeypatch):
     monkeypatch.setattr(market, "BARS", 500)
     monkeypatch.setattr(stacks, "WIDTHS", (4,))
     monkeypatch.setattr(stacks, "LIMIT", 0.0)  # the stacks in this process take too long, but the plan is timed
-    monkeypatch.setattr(stacks, "make_plan", lambda e, s: Plan([["a"] * 2] * 2, 9, 9, 9, 2, ["cpu"] * 2))
+    monkeypatch.setattr(stacks, "make_plan", lambda e, s: Plan([["a"] * 2] * 2, 9, 9, 9, ["cpu"] * 2))
     (row,) = stacks.measure_stacks(8, 2, FakeWorkers(), lambda text: None)
     assert [way["stack"] for way in row["ways"]] == [1, 2]
     assert [way["seconds"] for way in row["ways"]] == pytest.approx([0.007 / 2, 0.008 / 4])

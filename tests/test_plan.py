@@ -22,7 +22,7 @@ def fake(seconds, size=1000):
 def test_a_plan_holds_every_series_once_and_states_the_steps_of_the_longest():
     plan = make_plan(EXPERIMENT, SERIES, workers=2)
     assert sorted(name for unit in plan.units for name in unit) == sorted(SERIES)
-    assert plan.workers == 2 and len(plan.units) >= 2
+    assert plan.devices == ["cpu"] * 2 and len(plan.units) >= 2
     longest = 900 * 0.7 - EXPERIMENT.task.context - EXPERIMENT.task.horizon + 1
     assert plan.steps == -(-int(longest) // EXPERIMENT.training.batch)
     assert plan.epochs == 50 and plan.seconds > 0 and "a step of one model took" in plan.reason
@@ -37,7 +37,7 @@ def test_the_size_with_the_least_time_a_model_is_taken(monkeypatch, seconds, siz
 def test_a_stack_stays_within_the_free_memory(monkeypatch):
     monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 3: 1}))
     monkeypatch.setattr(module, "free_memory", lambda device: 3100 / module.MEMORY_SHARE)
-    assert max(map(len, make_plan(EXPERIMENT, SERIES, workers=0).units)) <= 3
+    assert max(map(len, make_plan(EXPERIMENT, SERIES, workers=1).units)) <= 3
 
 
 @pytest.mark.parametrize(("room", "size"), [(1000, 50), (30, 25), (20, 12)])  # models in the device's memory
@@ -47,7 +47,7 @@ def test_many_series_on_a_gpu_are_planned_from_the_stacks_that_could_be_tried(mo
             raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
         return Trial(len(series), 0.1 + 0.001 * len(series), 1000)
 
-    monkeypatch.setattr(module, "find_places", lambda *_: (0, ["cuda:0"]))
+    monkeypatch.setattr(module, "find_places", lambda *_: ["cuda:0"])
     monkeypatch.setattr(module, "free_memory", lambda device: 1e12)
     monkeypatch.setattr(module, "_trial", trial)
     monkeypatch.setattr(module, "TRIAL_SECONDS", 20.3)  # for stacks of 50, where a step of one model takes 0.1 s
@@ -58,14 +58,14 @@ def test_many_series_on_a_gpu_are_planned_from_the_stacks_that_could_be_tried(mo
 def test_a_budget_shortens_patience_or_says_that_nothing_fits(monkeypatch):
     monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 4: 1, 5: 1}))
     experiment = vary(EXPERIMENT, schedule="plateau", patience=20)
-    whole = make_plan(experiment, SERIES, workers=0)
+    whole = make_plan(experiment, SERIES, workers=1)
     minutes = whole.seconds / 60 / 2
-    half = make_plan(experiment, SERIES, workers=0, minutes=minutes)
+    half = make_plan(experiment, SERIES, workers=1, minutes=minutes)
     assert whole.patience == 20 and half.patience == math.ceil(20 / 2 * module.PLANNED_SHARE)
     assert half.epochs == 50, "models that still improve go on"
     assert half.seconds <= whole.seconds / 2
-    cosine = make_plan(vary(experiment, schedule="cosine"), SERIES, workers=0, minutes=minutes)
+    cosine = make_plan(vary(experiment, schedule="cosine"), SERIES, workers=1, minutes=minutes)
     assert cosine.epochs == int(50 / 2 * module.PLANNED_SHARE) and cosine.patience == 20, "it must reach its end"
-    assert make_plan(experiment, SERIES, workers=0, minutes=10 * minutes) == whole
+    assert make_plan(experiment, SERIES, workers=1, minutes=10 * minutes) == whole
     with pytest.raises(CpbkitError, match=r"one epoch of 5 models takes about 0\.2 min here.*got a budget of 0\.1 min"):
-        make_plan(EXPERIMENT, SERIES, workers=0, minutes=0.1)
+        make_plan(EXPERIMENT, SERIES, workers=1, minutes=0.1)

@@ -65,7 +65,7 @@ def assert_same_run(a, b):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "undisturbed"
-    sweep(TINY, folder, workers=0, command="cpbkit sweep")
+    sweep(TINY, folder, workers=1, command="cpbkit sweep")
     return folder
 
 
@@ -95,7 +95,7 @@ def test_processes_end_with_what_one_process_ends_with(tmp_path):
     assert sorted(name for unit in plan["units"] for name in unit) == sorted(TINY.series)
     (tmp_path / "one/progress").mkdir(parents=True)
     # A plan of another machine: its devices are not here, and this one has its own idea of workers.
-    foreign = plan | {"workers": 2, "devices": ["cuda:0", "cuda:1"]}
+    foreign = plan | {"devices": ["cuda:0", "cuda:1"]}
     (tmp_path / "one/progress/plan.json").write_text(json.dumps(foreign))
     sweep(TINY, tmp_path / "one", executor="local")
     assert_same_run(tmp_path / "one", tmp_path / "two")
@@ -134,7 +134,7 @@ def test_a_series_that_ended_on_other_bars_is_kept_and_said(undisturbed, tmp_pat
     changed = [json.dumps(first | {"data_sha256": "0" * 64}), *map(json.dumps, found[1:-1])]
     (tmp_path / "run/results.jsonl").write_text("".join(line + "\n" for line in changed))
     said = []
-    sweep(TINY, tmp_path / "run", workers=0, on_progress=lambda state: said.append(state.stage))
+    sweep(TINY, tmp_path / "run", workers=1, on_progress=lambda state: said.append(state.stage))
     monitor = pd.read_parquet(tmp_path / "run/monitor.parquet")
     (note,) = (text for text in monitor["text"] if "other bars" in text)
     assert note.startswith(first["series"]) and note in said
@@ -156,7 +156,7 @@ def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
 
 def _run_with_many_checkpoints(folder):
     work.CHECKPOINT_SECONDS, work.CHECKPOINT_SHARE = 0.0, 1.0
-    sweep(TINY, folder, workers=0, command="cpbkit sweep")
+    sweep(TINY, folder, workers=1, command="cpbkit sweep")
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_series_that_is_too_short_fails_alone_and_says_why(tmp_path):
         market[TINY.series[1]] = type(short)(short.frame[:60], short.passport)
         return market
 
-    found = {line["series"]: line for line in sweep(TINY, tmp_path, klines=bars, workers=0)}
+    found = {line["series"]: line for line in sweep(TINY, tmp_path, klines=bars, workers=1)}
     assert found[TINY.series[1]]["status"] == "failed"
     assert "windows" in found[TINY.series[1]]["reason"]
     assert [line["status"] for line in found.values()].count("done") == 3
@@ -226,7 +226,7 @@ def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
         assert state.done + len(state.running) <= state.total
 
     begun = time.monotonic()
-    sweep(TINY, tmp_path, workers=0, on_progress=hear)
+    sweep(TINY, tmp_path, workers=1, on_progress=hear)
     assert stages[0] == "getting bars" and "computing features" in stages and stages[-1] == "training"
     assert lefts[-1] == pytest.approx(0, abs=0.2 * (time.monotonic() - begun))
     assert Run(tmp_path).status()["done"] >= 0
@@ -242,7 +242,7 @@ def test_the_planted_share_is_found_where_it_is_and_nowhere_else(tmp_path):
         start="2024-01-01",
         end="2024-06-30",
     )
-    results = sweep(experiment, tmp_path, workers=0)
+    results = sweep(experiment, tmp_path, workers=1)
     planted = synthetic.predictable_series(experiment.data.symbols, ("1h",), experiment.data.seed)
     assert 0 < len(planted) < 8
     judged = verdicts(judgements(results)["price"])
@@ -258,9 +258,9 @@ def test_a_stack_that_does_not_fit_is_halved_and_the_plan_remembers(tmp_path, mo
         return assemble(experiment, series, device)
 
     monkeypatch.setattr(work, "assemble", small)
-    plan = Plan([list(TINY.series)], steps=9, epochs=2, patience=2, workers=0, devices=["cpu"])
+    plan = Plan([list(TINY.series)], steps=9, epochs=2, patience=2, devices=["cpu"])
     monkeypatch.setattr(module, "make_plan", lambda *_: plan)
-    results = sweep(TINY, tmp_path, workers=0, on_progress=lambda state: notes.append(state.stage))
+    results = sweep(TINY, tmp_path, workers=1, on_progress=lambda state: notes.append(state.stage))
     assert {line["series"] for line in results} == set(TINY.series)
     assert any("goes on as 2 smaller stacks: CUDA out of memory" in note for note in notes)
     kept = json.loads((tmp_path / "progress/plan.json").read_text())["units"]
@@ -279,11 +279,11 @@ def test_one_model_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
 
 def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
     experiment = vary(TINY, epochs=100_000, patience=100_000)
-    plan = Plan([list(TINY.series)], steps=9, epochs=100_000, patience=100_000, workers=0, devices=["cpu"])
+    plan = Plan([list(TINY.series)], steps=9, epochs=100_000, patience=100_000, devices=["cpu"])
     (tmp_path / "progress").mkdir()
     (tmp_path / "progress/plan.json").write_text(json.dumps(plan.__dict__))
     begun = time.monotonic()
-    results = sweep(experiment, tmp_path, minutes=0.1, workers=0)
+    results = sweep(experiment, tmp_path, minutes=0.1, workers=1)
     assert time.monotonic() - begun < 60
     assert {line["reason"] for line in results} == {"the time is up"}
     assert all(line["test"]["price"]["windows"] for line in results)
@@ -357,7 +357,5 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
     for one in Run(tmp_path).results():
         state.add(one)
     assert state.missing == [many.series[-1]] and state.done == 9_999
-    plan = Plan(
-        [list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, patience=2, workers=8, devices=["cpu"]
-    )
+    plan = Plan([list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, patience=2, devices=["cpu"] * 8)
     assert len(plan.named_units()) == 250

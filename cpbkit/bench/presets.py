@@ -101,7 +101,7 @@ def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[di
         Unit(name, experiment, tuple(known[n] for n in names), plan.devices[0])
         for name, names in plan.named_units().items()
     ]
-    messages = Place("auto", None).run(units, plan)
+    messages = Place("processes", None).run(units, plan)
     return [message.line for message in messages if isinstance(message, Result)]
 
 

@@ -1,6 +1,5 @@
 """`cpbkit bench sweep`: the loop in circulation, the same loop done well, and this engine, side by side."""
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +163,7 @@ def measure_case(
     batch, flops = experiment.training.batch, count_flops(experiment)
     floor = ceilings[experiment.training.precision] / flops  # model-steps a second
     rows = {side: _summary(runner, times[side], batch, floor) for side, runner in sides.items()}
-    rows[ENGINE] |= {"stacks": len(plan.units), "processes": plan.workers, "plan": plan.reason}
+    rows[ENGINE] |= {"stacks": len(plan.units), "processes": len(plan.devices), "plan": plan.reason}
     return {
         "case": name,
         "model": experiment.model.name,
@@ -206,12 +205,12 @@ def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, w
     known = {one.name: one for one in series}
     units = [tuple(known[name] for name in unit) for unit in plan.units]
     steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, units))))
-    if plan.workers == 0:
+    if len(plan.devices) == 1:
         return Here(
             partial(engine, Job(experiment, units[0], plan.devices[0], 1, steps)), len(units[0]), device(), 1, WARM_UP
         )
-    places = itertools.cycle(plan.devices)
-    workers.start([Job(experiment, unit, next(places), 1, steps) for unit in units[: plan.workers]], WARM_UP)
+    jobs = [Job(experiment, unit, place, 1, steps) for unit, place in zip(units, plan.devices, strict=False)]
+    workers.start(jobs, WARM_UP)
     return workers
 
 
