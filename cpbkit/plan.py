@@ -1,5 +1,6 @@
 """The plan of a sweep: which models share a stack, where the stacks run, and how long that takes, from timed steps."""
 
+import gc
 import itertools
 import math
 import time
@@ -80,6 +81,9 @@ def make_plan(
     trials = list(
         _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
     )
+    if not on_cpu:  # what the trials held is wanted by the process that trains there, which may be another
+        gc.collect()
+        torch.cuda.empty_cache()
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
