@@ -24,6 +24,7 @@ from cpbkit.windows import Series, Splits, Windows
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
 WARM_UP = 3  # steps before a capture
+CAPTURE_ERROR = 0.01  # of the gradients, between the captured step and the step itself
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
 CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
 
@@ -193,7 +194,7 @@ def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Te
 def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
     """Return the step as one CUDA graph that replays without the host, or as it is, and why.
 
-    i: the step's own count, which must stay inside the epoch while it warms up.
+    A graph is taken only when it gives the gradients that the step gives. i: the step's own count, which must stay inside the epoch while it warms up.
     """
     if not stack.weights.is_cuda:
         return step, "eager: no GPU"
@@ -208,24 +209,36 @@ def _capture(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callabl
     before = {name: tensor.clone() for name, tensor in stack.state().items()}
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     random, unharmed = generator.get_state(), generator.clone_state()
+
+    def rewind() -> None:
+        stack.rewind(before)
+        generator.set_state(random)
+        i.zero_()
+
+    def gradients(run: Callable[[], None]) -> Tensor:
+        rewind()
+        stack.gradients.zero_()
+        run()
+        return stack.gradients.clone()
+
     outer, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(outer)
     with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
         for _ in range(WARM_UP):
-            i.zero_()
-            step()
-        i.zero_()
+            want = gradients(step)
+        rewind()
     outer.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.stream(outer), torch.cuda.graph(graph, stream=side):
             step()
         run, mode = graph.replay, "CUDA graph"
+        if (gradients(run) - want).norm() > CAPTURE_ERROR * want.norm():
+            run, mode = step, "eager: replayed, the captured step had other gradients"
     except RuntimeError as error:
         generator.graphsafe_set_state(unharmed)  # the one that the broken capture drew from would refuse to draw
         run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"
-    stack.rewind(before)
-    generator.set_state(random)
+    rewind()
     return run, mode
 
 

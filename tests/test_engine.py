@@ -1,13 +1,16 @@
 """The engine inside an epoch: nothing waits, nothing is copied to the host, nothing grows."""
 
+import contextlib
 import gc
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import walk
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cpbkit import train
 from cpbkit.experiment import vary
 from cpbkit.presets import PRESETS
 from cpbkit.train import Fit, assemble, fit
@@ -81,8 +84,6 @@ def test_no_step_waits_on_a_gpu():
 
 @pytest.mark.gpu
 def test_a_captured_step_equals_the_eager_one(monkeypatch):
-    from cpbkit import train
-
     ends = {}
     for mode in ("graph", "eager"):
         if mode == "eager":
@@ -113,4 +114,74 @@ def test_models_of_a_stack_are_the_same_to_the_bit_whatever_the_stack():
         for _ in itertools.islice(fit(Fit(stack), windows, SMALL.training, STEPS), STEPS):
             pass
         ends.append(stack.weights[:2].clone())
+    assert torch.equal(*ends)
+
+
+class Graphs:
+    """What torch.cuda has for captures, without a GPU: a graph that repeats the step it was given, or does as told."""
+
+    def __init__(self, step, repeats=None, breaks=""):
+        self.step, self.repeats, self.breaks = step, repeats or step, breaks
+        self.refuses = False  # to draw, as a generator does after a capture that broke
+
+    def install(self, monkeypatch):
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        names = {
+            "default_generators": [self],
+            "current_device": lambda: 0,
+            "current_stream": lambda: stream,
+            "Stream": lambda: stream,
+            "stream": contextlib.nullcontext,
+            "CUDAGraph": lambda: SimpleNamespace(replay=self.repeats),
+            "graph": self.graph,
+        }
+        for name, value in names.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        yield
+        if self.breaks:
+            self.refuses = True
+            raise RuntimeError(self.breaks)
+
+    def get_state(self):
+        return torch.get_rng_state()
+
+    def set_state(self, state):
+        assert not self.refuses
+        torch.set_rng_state(state)
+
+    def clone_state(self):
+        return "uncaptured"
+
+    def graphsafe_set_state(self, state):
+        self.refuses = state != "uncaptured"
+
+
+@pytest.mark.parametrize(
+    "kind, mode",
+    [
+        ("honest", "CUDA graph"),
+        ("empty", "eager: replayed, the captured step had other gradients"),
+        ("broken", "eager: the step could not be captured (it waits)"),
+    ],
+)
+def test_a_captured_step_is_held_to_the_step_and_leaves_no_trace(monkeypatch, kind, mode):
+    captured = []
+
+    def capture(step, stack, i):
+        nothing = (lambda: None) if kind == "empty" else None
+        Graphs(step, nothing, "it waits" if kind == "broken" else "").install(monkeypatch)
+        captured.append(train._capture(step, stack, i))
+        return captured[-1]
+
+    ends = []
+    for way in (train.captured, capture):
+        monkeypatch.setattr(train, "captured", way)
+        run, stack = started()
+        for _ in itertools.islice(run, STEPS):
+            pass
+        ends.append(stack.weights.clone())
+    assert [said for _, said in captured] == [mode]
     assert torch.equal(*ends)

@@ -1,11 +1,13 @@
 """Reading traces, and measuring this machine."""
 
+import contextlib
 import math
+import types
 
 import pytest
 import torch
 
-from cpbkit.gpu_check.clocks import HostClock, find_middle, make_clock, measure_call, run_plug
+from cpbkit.gpu_check.clocks import CYCLES, HostClock, find_middle, make_clock, measure_call, run_plug
 from cpbkit.gpu_check.probes import probe_machine, time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
 from cpbkit.gpu_check.trace import read_trace
@@ -78,6 +80,53 @@ def test_the_standard_error_is_that_of_a_median():
 def test_without_a_plug_the_reason_is_said():
     plug = run_plug(make_clock("cpu"), lambda: None, 10, 10, 1e-3)
     assert math.isnan(plug.host) and "no kernel that only waits" in plug.reason
+
+
+class TwoDevices:
+    """torch.cuda of two devices of which the first is the current one: a queue each, and a chip that wakes up slowly.
+
+    A queue is the seconds at which its work ends; nothing else takes time.
+    """
+
+    rates = (2e8, 5e8, 1.5e9)  # cycles a second of the first, the second, and every later wait
+
+    def __init__(self):
+        self.ends, self.waits, self.current, self.synchronized = {"cuda:0": 0.0, "cuda:1": 0.0}, 0, "cuda:0", []
+
+    def current_stream(self, device):
+        return str(device)
+
+    def synchronize(self, device):
+        self.synchronized.append(str(device))
+
+    @contextlib.contextmanager
+    def device(self, device):
+        before, self.current = self.current, str(device)
+        yield
+        self.current = before
+
+    def _sleep(self, cycles):
+        self.ends[self.current] += cycles / self.rates[min(self.waits, 2)]
+        self.waits += 1
+
+    def Event(self, enable_timing):
+        event = types.SimpleNamespace(record=lambda stream: setattr(event, "time", self.ends[stream]))
+        event.elapsed_time = lambda end: 1e3 * (end.time - event.time)
+        return event
+
+
+def test_a_clock_is_that_of_its_own_device(monkeypatch):
+    cuda = TwoDevices()
+    for name in ("current_stream", "synchronize", "device", "_sleep", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    clock = make_clock("cuda:1")
+    before = cuda.ends["cuda:1"]
+    clock.plug(0.2)
+    assert cuda.ends["cuda:1"] - before == pytest.approx(0.2), "the rate is that of a chip that is awake"
+    assert cuda.ends["cuda:0"] == 0 and set(cuda.synchronized) == {"cuda:1"}
+    start = clock.mark()
+    clock._wait(CYCLES)
+    assert clock.between(start, clock.mark()) == pytest.approx(CYCLES / 1.5e9)
 
 
 def test_this_machine_has_figures():

@@ -148,7 +148,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
         arithmetic=_arithmetic(census, step.place),
         precision=census.precision,
         rnn="cells" if census.gates >= GATES and not census.recurrences else "",
-        capability=torch.cuda.get_device_capability() if step.place.startswith("cuda") else (0, 0),
+        capability=torch.cuda.get_device_capability(step.place) if step.place.startswith("cuda") else (0, 0),
         serial=clock.serial,
         misplaced=tuple(find_misplaced(step.model, None, step.optimizer, step.place)),
         wait_lines=tuple(dict.fromkeys(census.waits)),
