@@ -194,7 +194,8 @@ def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Te
 def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
     """Return the step as one CUDA graph that replays without the host, or as it is, and why.
 
-    A graph is taken only when it gives the gradients that the step gives. i: the step's own count, which must stay inside the epoch while it warms up.
+    A graph is taken only when it gives the gradients that the step gives. i: the step's own count, which must stay
+    inside the epoch while it warms up.
     """
     if not stack.weights.is_cuda:
         return step, "eager: no GPU"
