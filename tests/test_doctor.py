@@ -16,7 +16,7 @@ from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.step import Step, measure
-from cpbkit.gpu_check.trials import Gain, compare, try_fixes
+from cpbkit.gpu_check.trials import TRIALS, Gain, capture, compare, try_fixes
 from cpbkit.presets import PRESETS
 
 
@@ -106,6 +106,32 @@ def test_a_fused_optimiser_is_tried_and_taken_back():
     assert [(g["fused"], g["foreach"]) for g in step.optimizer.param_groups] == settings
     for parameter, state in step.optimizer.state.items():
         assert all(torch.equal(state[k], v) for k, v in states[parameter].items())
+
+
+def test_half_precision_is_tried_on_the_weights_of_each_step():
+    layer, seen = nn.Linear(2, 1, bias=False), []
+    nn.init.zeros_(layer.weight)
+
+    def train(_):
+        seen.append(layer(torch.ones(1, 2)))
+        with torch.no_grad():
+            layer.weight.add_(1)
+
+    TRIALS["float16"](Step(train, device="cpu"), 0.01)
+    half = [out.item() for out in seen if out.dtype is torch.float16]
+    assert len(half) > 8 and len(set(half)) == len(half), "an autocast around many steps keeps its first casts"
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_leaves_torch_as_it_was():
+    x, stream = torch.ones(8, device="cuda"), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        capture(lambda: nn.functional.dropout(x).sum().item())
+    assert torch.cuda.current_stream() == stream
+    torch.rand(8, device="cuda")
+    torch.cuda.empty_cache()
+    capture(lambda: x.add_(1)).replay()
+    assert x.tolist() == [5.0] * 8, "the capture itself computes nothing"
 
 
 def test_a_step_that_fails_is_told_not_raised():

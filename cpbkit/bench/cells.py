@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from cpbkit.gpu_check.trials import capture
 from cpbkit.models.layers import GRU, LSTM, Linear, Recurrent
 from cpbkit.presets import PRESETS
 
 SHAPES = ("quick", "gru", "seq2seq_lstm", "v8_stable")  # presets whose first layer is measured
 STREAMS = 8
-WARM_UP, ROUNDS, BLOCK = 3, 5, 0.1  # steps, times, seconds
+ROUNDS, BLOCK = 5, 0.1  # times, seconds
 
 
 class FusedLSTM(LSTM):
@@ -104,15 +105,8 @@ def _time(layer: Recurrent, x: Tensor, dtype: torch.dtype) -> tuple[float, Tenso
         out.float().square().mean().backward()
         return out
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
+    outs = []
+    graph = capture(lambda: outs.append(step()))
     seconds, count = [], 1
     for _ in range(1 + ROUNDS):  # the first only says how many fill a block
         torch.cuda.synchronize()
@@ -122,4 +116,4 @@ def _time(layer: Recurrent, x: Tensor, dtype: torch.dtype) -> tuple[float, Tenso
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - begun) / count)
         count = max(1, round(BLOCK / seconds[0]))
-    return statistics.median(seconds[1:]), out.float()
+    return statistics.median(seconds[1:]), outs[-1].float()

@@ -20,6 +20,7 @@ from cpbkit.gpu_check.tensors import count_samples, to_device
 
 WIDEST = 6  # doublings of the batch in the search for the knee
 HELD = 64  # batches kept on the device in a trial
+WARM_UP = 3  # steps before a capture
 PAIRS = 8  # of blocks A and B; the 2nd and 7th ratio hold the median with 93 %
 
 
@@ -129,8 +130,13 @@ def _set_fused(optimizer, settings: list[tuple]) -> None:
 
 
 def _try_half(step: Step, seconds: float) -> Gain:
-    half = functools.partial(torch.autocast, torch.device(step.place).type, dtype=torch.float16)
-    return _race(step, step.loop(), seconds, half)
+    kind, run = torch.device(step.place).type, step.loop()
+
+    def half() -> None:
+        with torch.autocast(kind, dtype=torch.float16):  # anew each step: it keeps its casts of the weights to the end
+            run()
+
+    return _race(step, half, seconds)
 
 
 def _try_graph(step: Step, seconds: float) -> Gain | None:
@@ -142,16 +148,33 @@ def _try_graph(step: Step, seconds: float) -> Gain | None:
         for group in step.optimizer.param_groups:
             group["capturable"] = True
         _set_fused(step.optimizer, [(g.get("fused"), g.get("foreach")) for g in step.optimizer.param_groups])
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step.train(batch)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step.train(batch)
+    graph = capture(lambda: step.train(batch), step.place)
     return replace(_race(step, graph.replay, seconds), note="on one batch that lies on the device")
+
+
+def capture(step: Callable[[], object], device: str = "cuda") -> torch.cuda.CUDAGraph:
+    """Warm a step up and capture it as one CUDA graph. One that cannot be captured raises, and torch works on."""
+    with torch.cuda.device(device):
+        index, graph, pool = torch.cuda.current_device(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        generator = torch.cuda.default_generators[index]
+        unharmed = generator.clone_state()
+        outer, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(outer)
+        with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
+            for _ in range(WARM_UP):
+                step()
+        outer.wait_stream(side)
+        try:
+            with torch.cuda.stream(outer), torch.cuda.graph(graph, pool, side):  # a failure does not leave `side`
+                step()
+        except BaseException:
+            generator.graphsafe_set_state(unharmed)  # the one that the broken capture drew from would refuse to draw
+            # Older torches leave the allocator capturing: it empties no cache, and frees none for what is to come
+            # (pytorch pull request 180395); torch 2.4 has no such call.
+            with contextlib.suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(index, pool)
+            raise
+    return graph
 
 
 def _try_larger(step: Step, seconds: float) -> Gain | None:
