@@ -82,8 +82,8 @@ class State:
         self.running.pop(line["series"], None)
 
     def hear(self, message: Progress) -> None:
-        """Take up the word of a worker."""
-        self.running |= message.running
+        """Take up the word of a worker; a unit that began anew may train a series once more that is through."""
+        self.running |= {name: one for name, one in message.running.items() if name not in self.ended}
         self.pace.hear(message)
 
     @property

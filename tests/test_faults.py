@@ -1,6 +1,7 @@
 """Faults injected for real on this machine, and the claims."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from cpbkit.cli.machine import doctor
 from cpbkit.gpu_check.claims import Case, Ruling, all_claims, copy_weights, judge_claim, judge_claims, rule
 from cpbkit.gpu_check.faults import FAULTS, WrittenLSTM, count_confusions, inject, make_toy, render_faults
+from cpbkit.gpu_check.step import Step
 from cpbkit.gpu_check.trials import Gain
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,6 +116,28 @@ def test_every_claim_gets_a_ruling_with_a_reason():
         assert next(r for r in rows if r["key"] == "C1")["text"] == "needs an NVIDIA GPU"
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     json.dumps(rows)
+
+
+def test_a_fix_that_the_step_brings_along_is_the_one_that_is_measured():
+    step = Step(lambda _: time.sleep(2e-3), device="cpu", variants={"float16": Step(lambda _: None, device="cpu")})
+    assert Case(step, seconds=0.2).try_fix("float16", "halved").verdict == "TRUE"
+
+
+def test_no_setting_of_torch_is_measured_on_a_graph_that_was_captured_without_it():
+    case = Case(Step(lambda _: None, device="cuda", graph=True), seconds=0.1)
+    ruling = case.race_setting(torch.autograd.set_detect_anomaly, False, True, "anomaly detection")
+    assert ruling.verdict == "NOT MEASURABLE HERE" and "CUDA graph" in ruling.text
+
+
+def test_whatever_a_claim_raises_is_its_ruling():
+    class Refused(Exception):
+        """As NVMLError, no RuntimeError."""
+
+    def ask():
+        raise Refused("Not Supported")
+
+    ruling = judge_claim(Case(make_toy("cpu"), 0.1), ask)
+    assert ruling.verdict == "NOT MEASURABLE HERE" and ruling.text.endswith("Not Supported")
 
 
 def test_a_ruling_is_data():

@@ -45,3 +45,10 @@ def test_the_time_left_is_a_bound_until_a_model_has_shown_how_far_it_goes(patien
     for epochs in lines:
         state.add({"series": "BTCUSDT_1h", "status": "done", "epochs": epochs})
     assert state.at_most is bound
+
+
+def test_a_series_that_is_through_and_trained_once_more_counts_once():
+    state = State(vary(PRESETS["quick"], symbols=("BTC", "ETH"), intervals=("1h",)), 2)
+    state.add({"series": "BTCUSDT_1h", "status": "done", "epochs": 3})
+    state.hear(word("one", 5.0, BTCUSDT_1h=0.5, ETHUSDT_1h=0.5))
+    assert state.share == 0.75 and list(state.running) == ["ETHUSDT_1h"]

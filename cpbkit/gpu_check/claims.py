@@ -21,9 +21,9 @@ from cpbkit.gpu_check.nvml import load_nvml, nvml_handles
 from cpbkit.gpu_check.preflight import predict_memory
 from cpbkit.gpu_check.probes import time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
-from cpbkit.gpu_check.step import Step, StepFailed, measure
+from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.tensors import count_samples
-from cpbkit.gpu_check.trials import TRIALS, Gain, compare
+from cpbkit.gpu_check.trials import TRIALS, Gain, compare, try_variant
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Case:
 
     def race_setting(self, put: Callable, before, during, what: str) -> Ruling:
         """Rule on `the step is faster under a setting of torch`; all settings come back after the claim."""
+        if self.step.graph and self.device.startswith("cuda"):
+            return not_here("the step is replayed as one CUDA graph, under the settings it was captured with")
         run = self.step.loop()
         put(before)
         return self.race(run, lambda: (put(during), run(), put(before)), what)
@@ -62,7 +64,8 @@ class Case:
 
     def try_fix(self, name: str, what: str, least: float = 1.0) -> Ruling:
         """Rule on `this fix makes the step faster`."""
-        gain = TRIALS[name](self.step, self.seconds)
+        variant = self.step.variants.get(name)
+        gain = try_variant(variant, self.step, self.seconds) if variant else TRIALS[name](self.step, self.seconds)
         return rule(gain, what, least) if gain else not_here("this step cannot be changed in that way")
 
 
@@ -116,7 +119,7 @@ def judge_claim(case: Case, measurement: Callable[[], Ruling]) -> Ruling:
     with preserved(case.step):
         try:
             return measurement()
-        except (RuntimeError, ValueError, StepFailed) as error:
+        except Exception as error:  # told as this claim's ruling, also what NVML refuses; the others go on
             return not_here(f"the measurement failed: {(str(error).splitlines() or [''])[0]}")
 
 
@@ -132,11 +135,13 @@ def about_recurrences(case: Case) -> Claims:
 
     def on_cudnn() -> Ruling:
         row = time_recurrence(Recurrence(hidden=64, inputs=FEATURES, length=LENGTH), device)
-        return decide_fact(not row["ran"], f"kernels on the device: {row['ran']}", kernels=row["kernels"])
+        waits = count_waits(lstm)  # what is computed on the host must be copied there
+        ran = row["ran"] or "none with a name that is known here"
+        return decide_fact(waits > 0, f"{waits} copies to the host a step; kernels on the device: {ran}", waits=waits)
 
     def written_out() -> Ruling:
         copy_weights(written, layer)
-        torch.testing.assert_close(written(x)[0], layer(x)[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(written(x)[0], layer(x)[0], rtol=0, atol=0.01)  # cuDNN may compute in TF32
         return case.race(lstm, both_ways(written, x), "written cell against nn.LSTM")
 
     def built_anew() -> Ruling:

@@ -73,7 +73,7 @@ def try_fixes(step: Step, diagnosis: Diagnosis, seconds: float) -> tuple[Gain, .
     """Apply each fix whose ceiling is worth it and that can be applied to this step; put everything back."""
     worth = [f.name for f in diagnosis.fixes if math.isnan(f.ceiling) or f.ceiling >= diagnosis.policy.least_gain]
     trials = {name: trial for name, trial in TRIALS.items() if name in worth}
-    trials |= {name: functools.partial(_try_variant, other) for name, other in step.variants.items()}
+    trials |= {name: functools.partial(try_variant, other) for name, other in step.variants.items()}
     gains = []
     for name, trial in trials.items():
         with preserved(step):
@@ -91,7 +91,8 @@ def _race(step: Step, run: Callable[[], object], seconds: float, wrap=contextlib
     return compare(make_clock(step.place), step.loop(), run, seconds, wrap)
 
 
-def _try_variant(other: Step, step: Step, seconds: float) -> Gain:
+def try_variant(other: Step, step: Step, seconds: float) -> Gain:
+    """Try another step in place of the person's."""
     return _race(step, other.loop(), seconds)
 
 
