@@ -48,11 +48,15 @@ def without_gpu(**changes):
         (without_gpu(cuda=None), "CPU_ONLY_WHEEL", "CPU-only wheel"),
         (without_gpu(), "ARCH_OR_DRIVER_MISMATCH", "driver"),
         (without_gpu(tpu=True, nvidia_present=False), "WRONG_ACCELERATOR", "TPU"),
-        (vary(devices=(P100,)), "ARCH_OR_DRIVER_MISMATCH", "no kernels for Tesla P100"),
         (
-            vary(cuda="13.0", driver_cuda=(12, 4), architectures=CU130),
+            vary(devices=(P100,), smoke="no kernel image is available"),
             "ARCH_OR_DRIVER_MISMATCH",
-            "up to 12.4",
+            "no kernels for Tesla P100",
+        ),
+        (
+            vary(without_gpu(), cuda="13.0", driver="550.54", driver_cuda=(12, 4)),
+            "ARCH_OR_DRIVER_MISMATCH",
+            "driver 550.54, which runs CUDA up to 12.4",
         ),
         (vary(smoke="no kernel image is available"), "ARCH_OR_DRIVER_MISMATCH", "no kernel image"),
         (vary(variables={"CUDA_LAUNCH_BLOCKING": "1"}), "DEBUG_MODE_ON", "CUDA_LAUNCH_BLOCKING=1"),
@@ -96,6 +100,11 @@ def test_what_is_worth_a_line(facts, sentence):
     assert sentence in "\n".join(judge(facts).lines())
 
 
+def test_a_kernel_that_ran_is_stronger_than_any_version():
+    # NVIDIA's forward compatibility runs a newer CUDA on an older driver.
+    assert judge(vary(cuda="13.0", driver_cuda=(12, 4), architectures=CU130)).codes == ()
+
+
 def test_bf16_of_an_a100_is_real():
     a100 = Device("NVIDIA A100-SXM4-40GB", (8, 0), 40 * 10**9)
     text = "\n".join(judge(vary(devices=(a100,), bf16_claimed=True)).lines())
@@ -128,7 +137,7 @@ def test_banner_is_the_format_people_post():
 def test_this_machine_is_observed_and_goes_to_json():
     report = check_environment()
     assert report.facts.cores >= 1 and report.facts.memory > 0 and report.facts.disk_free > 0
-    assert any("NVML" in text for text in report.facts.unseen)
+    assert bool(report.facts.driver) or any("NVML" in text for text in report.facts.unseen)
     assert json.loads(json.dumps(report.to_dict()))["facts"]["torch"] == report.facts.torch
 
 
@@ -168,11 +177,20 @@ def test_nvml_answers_and_refusals():
 
 
 def test_other_processes_are_those_of_the_device_that_is_used(monkeypatch):
-    nvml = fake_nvml(DeviceGetCount=2)
+    nvml, own = fake_nvml(DeviceGetCount=2), types.SimpleNamespace(pid=environment.os.getpid(), usedGpuMemory=0)
     nvml.nvmlDeviceGetHandleByIndex = lambda i: i
-    nvml.nvmlDeviceGetComputeRunningProcesses = lambda i: [types.SimpleNamespace(pid=i + 1, usedGpuMemory=10**9)]
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda i: [types.SimpleNamespace(pid=i + 1, usedGpuMemory=10**9), own]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert environment.ask_nvml(nvml, [])["others"] == ((2, 10**9),)
+
+
+def test_in_a_container_this_process_is_not_called_another():
+    outside, unseen = types.SimpleNamespace(pid=3_999_999_999, usedGpuMemory=2 * 10**9), []
+    nvml = fake_nvml(DeviceGetCount=1, DeviceGetHandleByIndex=0, DeviceGetComputeRunningProcesses=[outside])
+    seen = environment.ask_nvml(nvml, unseen)
+    assert "others" not in seen and "namespace" in unseen[-1]
+    lines = judge(vary(unseen=tuple(unseen))).lines()
+    assert not any("old notebook" in line or "no other process" in line for line in lines)
 
 
 def test_only_recomputable_things_are_called_clearable(tmp_path):

@@ -113,7 +113,8 @@ def _missing(f: Facts) -> Iterator[Finding]:
     elif hidden is not None and (hidden.strip() in ("", "-1") or f.nvidia_present):
         text = f"CUDA_VISIBLE_DEVICES={hidden!r} hides the GPU: remove it and restart the runtime"
     elif f.nvidia_present:
-        text = f"torch for CUDA {f.cuda} cannot start the GPU with driver {f.driver or 'unknown'}: "
+        newest = f", which runs CUDA up to {f.driver_cuda[0]}.{f.driver_cuda[1]}" if f.driver_cuda else ""
+        text = f"torch for CUDA {f.cuda} cannot start the GPU with driver {f.driver or 'unknown'}{newest}: "
         code, text = "ARCH_OR_DRIVER_MISMATCH", f"{text}take a torch built for the driver's CUDA, or update the driver"
     elif f.place in NO_GPU_CURE:
         text = f"no GPU in this runtime: {NO_GPU_CURE[f.place]}"
@@ -126,21 +127,16 @@ def _device(f: Facts) -> Iterator[Finding]:
     """Judge whether the first device can compute, and is ours alone."""
     if not f.devices:
         return
-    device, newest = f.devices[0], f.driver_cuda
+    device = f.devices[0]
     chip = f"{device.name} (sm_{device.capability[0]}{device.capability[1]})"
-    trouble = ""
-    if f.architectures and not runs_on(f.architectures, device.capability):
-        trouble = f"torch {f.torch} has no kernels for {chip}, only {' '.join(f.architectures)}: each operation "
-        trouble += "fails although is_available() is true. Choose a T4 or L4, or a torch wheel for CUDA 12.6"
-    elif newest and int((f.cuda or "0").split(".")[0]) > newest[0]:
-        trouble = f"the driver runs CUDA up to {newest[0]}.{newest[1]} and torch is built for {f.cuda}: "
-        trouble += "update the driver, or take an older wheel"
-    elif f.smoke:
-        trouble = f"a small kernel failed on {chip}: {f.smoke}"
-    if trouble:
-        yield Finding("FAIL", "ARCH_OR_DRIVER_MISMATCH", trouble)
-    elif f.smoke == "":
+    if f.smoke == "":  # whatever lists and versions say: wheel, driver and chip fit
         yield Finding("ok", "", "a kernel and its backward ran on the device")
+    elif f.smoke:
+        text = f"a small kernel failed on {chip}: {f.smoke}"
+        if f.architectures and not runs_on(f.architectures, device.capability):
+            text = f"torch {f.torch} has no kernels for {chip}, only {' '.join(f.architectures)}: each operation "
+            text += "fails although is_available() is true. Choose a T4 or L4, or a torch wheel for CUDA 12.6"
+        yield Finding("FAIL", "ARCH_OR_DRIVER_MISMATCH", text)
     foreign = sum(size for _, size in f.others)
     if foreign > FOREIGN:
         pids = ", ".join(str(pid) for pid, _ in f.others[:4])
