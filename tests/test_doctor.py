@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import types
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -12,9 +14,10 @@ from cpbkit.errors import UnknownName
 from cpbkit.experiment import vary
 from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
-from cpbkit.gpu_check.doctor import diagnose, preset_step, render
+from cpbkit.gpu_check.doctor import _throttling, diagnose, preset_step, render
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
 from cpbkit.gpu_check.guard import preserved
+from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.trials import TRIALS, Gain, capture, compare, try_fixes
 from cpbkit.presets import PRESETS
@@ -106,6 +109,25 @@ def test_a_fused_optimiser_is_tried_and_taken_back():
     assert [(g["fused"], g["foreach"]) for g in step.optimizer.param_groups] == settings
     for parameter, state in step.optimizer.state.items():
         assert all(torch.equal(state[k], v) for k, v in states[parameter].items())
+
+
+@pytest.mark.parametrize(
+    ("held", "code"),
+    [
+        (["", "", "", "", "heat"], ()),
+        (["power cap"] * 5, ("POWER_CAPPED",)),
+        (["power cap", "power cap", "power cap", "power cap", "power cap, heat"], ("POWER_CAPPED",)),
+        (["power cap, heat", "power cap, heat", "", "", ""], ("THROTTLED_OR_SHARED",)),
+    ],
+)
+def test_a_card_at_its_power_limit_keeps_its_verdict(held, code):
+    frame = pd.DataFrame({"device": ["cpu", *["cuda:0"] * 5], "throttle": ["", *held]})
+    found = _throttling(types.SimpleNamespace(frame=lambda: frame))
+    assert tuple(name for name, _ in found) == code
+    numbers = Numbers(loop=10, cached=10, host=1, device=10)
+    diagnosis = decide(numbers, found)
+    assert (diagnosis.verdict == "DEVICE_BOUND") == (code != ("THROTTLED_OR_SHARED",))
+    assert any("held down in 100%" in text for text in diagnosis.beside) == (code == ("POWER_CAPPED",))
 
 
 def test_half_precision_is_tried_on_the_weights_of_each_step():

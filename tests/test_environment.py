@@ -188,7 +188,7 @@ def test_in_a_container_this_process_is_not_called_another():
     outside, unseen = types.SimpleNamespace(pid=3_999_999_999, usedGpuMemory=2 * 10**9), []
     nvml = fake_nvml(DeviceGetCount=1, DeviceGetHandleByIndex=0, DeviceGetComputeRunningProcesses=[outside])
     seen = environment.ask_nvml(nvml, unseen)
-    assert "others" not in seen and "namespace" in unseen[-1]
+    assert "others" not in seen and "outside the container" in unseen[-1]
     lines = judge(vary(unseen=tuple(unseen))).lines()
     assert not any("old notebook" in line or "no other process" in line for line in lines)
 
@@ -210,5 +210,5 @@ def test_only_recomputable_things_are_called_clearable(tmp_path):
 def test_chips_are_found_by_a_whole_word():
     assert find_chip("Tesla T4").name == "T4"
     assert find_chip("NVIDIA A100-SXM4-40GB").name == "A100"
-    assert find_chip("NVIDIA L40S") is None
+    assert find_chip("NVIDIA L40S") is None and find_chip("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
     assert find_chip("NVIDIA H100 80GB HBM3").name == "H100"

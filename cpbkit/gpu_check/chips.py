@@ -33,6 +33,9 @@ CHIPS = {
 
 
 def find_chip(device_name: str) -> Chip | None:
-    """Return the chip whose name is a word of a device name such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
+    """Return the chip whose name is a word of a device name such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`.
+
+    None for a MIG instance, which is a part of a chip, as for a chip that is not in the table.
+    """
     words = device_name.replace("-", " ").split()
-    return next((chip for name, chip in CHIPS.items() if name in words), None)
+    return next((chip for name, chip in CHIPS.items() if name in words and "MIG" not in words), None)

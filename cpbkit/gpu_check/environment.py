@@ -175,8 +175,8 @@ def ask_nvml(nvml, unseen: list[str]) -> dict:
     if handles:
         processes = ask("other processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handles[0])) or []
         if processes and all(p.pid != os.getpid() for p in processes):
-            # In a container NVML gives the numbers of the machine outside, where this process has another.
-            unseen.append("other processes: NVML numbers them as outside this namespace, and this one may be among them")
+            # NVML does not translate to the process namespace of a container, where this one has another number.
+            unseen.append("other processes: NVML numbers them as outside the container, and this one may be among them")
         else:
             seen["others"] = tuple((p.pid, int(p.usedGpuMemory or 0)) for p in processes if p.pid != os.getpid())
     return seen
