@@ -150,6 +150,18 @@ def test_flags_of_torch_are_put_back():
     assert torch.is_grad_enabled() and not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this torch has one interface")
+def test_a_flag_of_the_newer_interface_is_no_obstacle():
+    flags = torch.backends.cuda.matmul
+    before, flags.fp32_precision = flags.fp32_precision, "tf32"
+    try:
+        with preserved():
+            torch.set_grad_enabled(False)
+        assert flags.fp32_precision == "tf32" and torch.is_grad_enabled()
+    finally:
+        flags.fp32_precision = before
+
+
 def test_an_expanded_tensor_is_left_alone():
     mask = torch.ones(1, 3).expand(4, 3)
     with preserved(lambda: mask):

@@ -28,7 +28,9 @@ def preserved(*things) -> Iterator[Notes]:
     """Run the body, then put back everything that `things` can reach; what it prints goes to the notes."""
     notes, out = Notes(), io.StringIO()
     restores = list(_keep(find_belongings(*things), notes))
-    restores += [functools.partial(put, get()) for get, put in _flags()]
+    for get, put in _flags():
+        with contextlib.suppress(RuntimeError):  # torch refuses to read a TF32 flag that its newer interface has set
+            restores.append(functools.partial(put, get()))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             yield notes
