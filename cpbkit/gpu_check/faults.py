@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from cpbkit.gpu_check.clocks import make_clock, time_block
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.step import Step, StepFailed, measure
@@ -117,7 +118,7 @@ def _anomaly() -> contextlib.AbstractContextManager:
 
 def _misplaced(device: str) -> Step:
     step = make_toy(device)
-    step.model.mask = torch.ones(3, device="cpu" if device == "cuda" else "meta")  # an attribute, no buffer
+    step.model.mask = torch.ones(3, device="meta" if device == "cpu" else "cpu")  # an attribute, no buffer
     return step
 
 
@@ -185,7 +186,7 @@ def _synchronize(loss: Tensor) -> None:
 def inject(fault: Fault, device: str, seconds: float = 3.0) -> dict:
     """Diagnose one fault on this machine: a row with what was expected and what was found."""
     row = {"fault": fault.name, "expected": fault.expected, "found": "", "note": ""}
-    if fault.needs_gpu and device != "cuda":
+    if fault.needs_gpu and not device.startswith("cuda"):
         return row | {"note": "not injected: needs an NVIDIA GPU"}
     with warnings.catch_warnings():
         # Newer Pythons warn of every fork in a process with threads, which a loader's workers are.
@@ -208,9 +209,10 @@ def _share_of_steps(step: Step, each: float, between: float) -> float:
     """Run a loop that spends so many times a step's seconds elsewhere: a plot, a checkpoint, a validation."""
     if not between:
         return 1.0
-    turns, run, begun = 20, step.loop(), time.perf_counter()
+    turns, run, clock = 20, step.loop(), make_clock(step.place)
+    begun = time.perf_counter()
     for _ in range(turns):
-        run()
+        time_block(clock, run)  # a plot waits for what it shows
         time.sleep(between * each)
     return turns * each / (time.perf_counter() - begun)
 
