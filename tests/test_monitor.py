@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
 from cpbkit.gpu_check import monitor
 from cpbkit.gpu_check.monitor import Monitor, growth
@@ -60,7 +61,8 @@ def test_without_a_gpu_host_memory_and_cpu_are_seen():
     assert list(frame.text[frame.text != ""]) == ["epoch 1"]
 
 
-def test_a_device_gets_a_row_beside_the_cpu():
+def test_a_device_gets_a_row_beside_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     frame = watch(fake_nvml()).frame()
     row = frame[frame.device == "cuda:0"].iloc[0]
     assert (row.used, row.utilisation, row.power, row.clock) == (900e6, 37, 65.5, 585)
@@ -141,7 +143,8 @@ def test_a_period_must_be_positive():
         Monitor(period=0)
 
 
-def test_status_line_without_a_device():
+def test_status_line_without_a_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert monitor.gpu_status("before").startswith("GPU Status [before] no CUDA in use; host memory ")
 
 

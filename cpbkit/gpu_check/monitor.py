@@ -27,8 +27,8 @@ COLUMNS = (
     "throttle",  # why the clock is held down, or ""
     "text",  # the event given to mark(), or ""
 )
-# nvmlClocksEventReasons of NVML: the bits that mean "slower than asked for".
 POWER = "power cap"
+# nvmlClocksEventReasons of NVML: the bits that mean "slower than asked for".
 THROTTLES = {0x4: POWER, 0x8: "hardware", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 LIMIT = 20_000  # samples held; then every second one is dropped and the period doubles
 LEAK = 64 * 1024  # bytes a step
