@@ -13,7 +13,7 @@ from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment
 from cpbkit.gpu_check.environment import count_cores, free_memory
 from cpbkit.models import zoo
-from cpbkit.train import Fit, assemble, fit
+from cpbkit.train import Fit, assemble, evaluate, fit, is_out_of_memory
 from cpbkit.windows import Series, split
 
 TIMED_STEPS = 3  # after one that warms up
@@ -49,7 +49,7 @@ class Trial:
 
     models: int
     seconds: float  # a step
-    bytes: int  # held during a step: weights, optimiser, and what the backward pass needs
+    bytes: int  # held at once: weights, optimiser, what the backward pass needs; on a GPU a validation beside it
 
 
 def unit_name(names: Sequence[str]) -> str:
@@ -81,9 +81,7 @@ def make_plan(
     trials = list(
         _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
     )
-    if not on_cpu:  # what the trials held is wanted by the process that trains there, which may be another
-        gc.collect()
-        torch.cuda.empty_cache()
+    _give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
@@ -118,11 +116,6 @@ def find_places(workers: int | None, series: int) -> list[str]:
     return [names[i % len(names)] for i in range(count)]
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Say whether torch means that memory is short; it has no one class for that on all devices and versions."""
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
-
-
 def _trials(
     experiment: Experiment, series: list[Series], device: str, wanted: Sequence[int], limit: float
 ) -> Iterator[Trial]:
@@ -130,7 +123,8 @@ def _trials(
     one = _trial(experiment, series[:1], device)
     yield one
     quick = TRIAL_SECONDS / (one.seconds * (TIMED_STEPS + 1))
-    most = int(min(len(series), limit / one.bytes, max(2, quick)))
+    room = limit / one.bytes if device == "cpu" else len(series)  # a GPU says itself when it is full
+    most = int(min(len(series), room, max(2, quick)))
     sizes = sorted({min(size, most) for size in wanted} - {0, 1})
     while sizes:
         size = sizes.pop(0)
@@ -162,6 +156,8 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
         for _ in itertools.islice(run, TIMED_STEPS):
             _wait(device)
             seconds.append(time.perf_counter())
+        if before is not None:  # a validation needs memory beside that of the captured step
+            evaluate(stack.net, windows, "validation", list(range(len(series))))
         run.close()
     finally:
         torch.set_num_threads(threads)
@@ -170,7 +166,7 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
     if before is None:
         size = COPIES * stack.weights.nbytes + sum(held.values())
     else:
-        size = torch.cuda.max_memory_allocated(device) - before
+        size = torch.cuda.max_memory_reserved(device) - before
     return Trial(len(series), pace, size)
 
 
@@ -178,8 +174,14 @@ def _held(device: str) -> int | None:
     """Return the bytes that are held on a GPU, and count its peak from here; None of a CPU, which does not count."""
     if not device.startswith("cuda"):
         return None
+    _give_back()
     torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
+    return torch.cuda.memory_reserved(device)
+
+
+def _give_back() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _wait(device: str) -> None:

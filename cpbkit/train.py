@@ -238,9 +238,16 @@ def _capture(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callabl
             run, mode = step, "eager: replayed, the captured step had other gradients"
     except RuntimeError as error:
         generator.graphsafe_set_state(unharmed)  # the one that the broken capture drew from would refuse to draw
+        if is_out_of_memory(error):
+            raise
         run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"
     rewind()
     return run, mode
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Say whether torch means that memory is short; it has no one class for that on all devices and versions."""
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _coins(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:

@@ -17,9 +17,9 @@ from cpbkit.evaluate import judge_heads
 from cpbkit.experiment import Experiment
 from cpbkit.intervals import judge_intervals
 from cpbkit.models import zoo
-from cpbkit.plan import is_out_of_memory, unit_name
+from cpbkit.plan import unit_name
 from cpbkit.run import OUT_OF_TIME
-from cpbkit.train import Finished, Fit, assemble, fit, forecast, mean_losses, persistence_losses
+from cpbkit.train import Finished, Fit, assemble, fit, forecast, is_out_of_memory, mean_losses, persistence_losses
 from cpbkit.windows import Series, Windows
 
 PROGRESS_SECONDS = 0.5  # between two progress messages
