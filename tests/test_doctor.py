@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import time
 import types
+import weakref
 
 import pandas as pd
 import pytest
@@ -142,6 +144,29 @@ def test_half_precision_is_tried_on_the_weights_of_each_step():
     TRIALS["float16"](Step(train, device="cpu"), 0.01)
     half = [out.item() for out in seen if out.dtype is torch.float16]
     assert len(half) > 8 and len(set(half)) == len(half), "an autocast around many steps keeps its first casts"
+
+
+def test_a_batch_that_does_not_fit_ends_the_search_and_gives_its_memory_back():
+    alive, beside = weakref.WeakSet(), []
+
+    class Held:
+        def __init__(self, samples):
+            self.samples = samples
+
+    def make(samples):
+        held = Held(samples)
+        alive.add(held)
+
+        def train(_):
+            if held.samples > 32:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            time.sleep(1e-3)
+            beside.append(max(other.samples for other in alive))
+
+        return Step(train, device="cpu", samples=samples, resized=make)
+
+    gain = TRIALS["larger batch"](make(8), 0.5)
+    assert gain.gain > 3 and "4 times the batch" in gain.note and beside[-1] == 32
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import torch
 from cpbkit.gpu_check.clocks import CYCLES, HostClock, find_middle, make_clock, measure_call, run_plug
 from cpbkit.gpu_check.probes import probe_machine, time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
+from cpbkit.gpu_check.simulator import Launch, Machine, Workload
 from cpbkit.gpu_check.trace import read_trace
 
 
@@ -127,6 +128,16 @@ def test_a_clock_is_that_of_its_own_device(monkeypatch):
     start = clock.mark()
     clock._wait(CYCLES)
     assert clock.between(start, clock.mark()) == pytest.approx(CYCLES / 1.5e9)
+
+
+def test_the_plug_queues_what_is_counted_and_one_step_of_what_is_not():
+    steps = []
+    for launches in (100, 0):
+        machine, calls = Machine(Workload((Launch(5.0, 2.0),))), []
+        plug = run_plug(machine, lambda calls=calls: calls.append(1), launches, launches, 1e-4)
+        assert not plug.reason
+        steps.append(len(calls))
+    assert steps == [7, 1]
 
 
 def test_this_machine_has_figures():

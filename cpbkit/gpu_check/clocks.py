@@ -169,7 +169,7 @@ def run_plug(clock, step: Callable[[], object], launches: float, kernels: float,
     """Measure H and D without a profiler; launches, kernels and expected seconds of the host a step.
 
     After NVBench's blocking kernel. It does not hold where the launches overflow the driver's queue; a graph is one
-    launch, and as little as possible of its kernels is queued.
+    launch, and as little as possible of its kernels is queued: one step where nobody could count them.
     """
     if not clock.can_plug:
         return Plug(reason="this torch has no kernel that only waits")
@@ -177,7 +177,7 @@ def run_plug(clock, step: Callable[[], object], launches: float, kernels: float,
         return Plug(reason=f"{launches:,.0f} launches a step overflow the queue of the driver")
     for stretch in (3, 9):  # a host that comes back only when the plug ends, however long, was blocked
         most = LONGEST_PLUG / (stretch * max(expected, 1e-6))
-        steps = max(1, min(int(QUEUE / max(launches, kernels, 1)), int(most)))
+        steps = max(1, min(int(QUEUE / (max(launches, kernels) or QUEUE)), int(most)))
         clock.synchronize()
         clock.plug(min(LONGEST_PLUG, max(0.002, stretch * steps * expected)))
         first, begun = clock.mark(), clock.now()

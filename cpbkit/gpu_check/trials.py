@@ -195,6 +195,7 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
         rates.append(2**power / once)
         if once > seconds / 8 or (power and rates[-1] < 1.1 * rates[-2]):
             break
+    run = None  # the last one may fill the device
     knee = 2 ** rates.index(max(rates))
     if knee == 1:
         return Gain("", note="not reached: twice the batch gives no more samples a second")
