@@ -95,19 +95,34 @@ def assemble(
 
 
 @contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let products of float32 be TF32, or not, and put the setting back, whichever of torch's interfaces made it."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        put_back = functools.partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    except RuntimeError:  # the newer one did, and the older one refuses to read it
+        put_back = functools.partial(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        yield
+    finally:
+        put_back()
+
+
+@contextlib.contextmanager
 def precision(training: Training, device: torch.device) -> Iterator[torch.autocast]:
     """Set torch up for the precision, yield the autocast to compute under, and put everything back."""
     half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(training.precision)
-    before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
+    autocast = torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(training.deterministic)
     if training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses products on a GPU
     try:
-        yield torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
+        with tf32(training.precision == "tf32"):
+            yield autocast
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.use_deterministic_algorithms(before[1])
+        torch.use_deterministic_algorithms(before)
 
 
 def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:

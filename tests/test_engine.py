@@ -185,3 +185,21 @@ def test_a_captured_step_is_held_to_the_step_and_leaves_no_trace(monkeypatch, ki
         ends.append(stack.weights.clone())
     assert [said for _, said in captured] == [mode]
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("newer", [True, False])
+@pytest.mark.parametrize("name, inside", [("tf32", "high"), ("float32", "highest")])
+def test_the_precision_of_products_is_put_back_whichever_interface_set_it(name, inside, newer):
+    flags = torch.backends.cuda.matmul
+    if not hasattr(flags, "fp32_precision"):
+        pytest.skip("this torch has the older interface alone")
+    legacy = torch.get_float32_matmul_precision()
+    try:
+        if newer:
+            flags.fp32_precision = "tf32"
+        before = flags.fp32_precision
+        with train.precision(vary(SMALL, precision=name).training, torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == inside
+        assert flags.fp32_precision == before
+    finally:
+        torch.set_float32_matmul_precision(legacy)
