@@ -123,8 +123,11 @@ def test_a_fused_optimiser_is_tried_and_taken_back():
     ],
 )
 def test_a_card_at_its_power_limit_keeps_its_verdict(held, code):
-    frame = pd.DataFrame({"device": ["cpu", *["cuda:0"] * 5], "throttle": ["", *held]})
-    found = _throttling(types.SimpleNamespace(frame=lambda: frame))
+    devices = ["cpu", *["cuda:0"] * 15, *["cuda:1"] * 5]
+    frame = pd.DataFrame({"device": devices, "throttle": [""] * 16 + held})
+    monitor = types.SimpleNamespace(frame=lambda: frame)
+    found = _throttling(monitor, "cuda:1")
+    assert _throttling(monitor, "cuda") == _throttling(monitor, "cpu") == ()
     assert tuple(name for name, _ in found) == code
     numbers = Numbers(loop=10, cached=10, host=1, device=10)
     diagnosis = decide(numbers, found)

@@ -103,7 +103,7 @@ def _time(layer: Recurrent, x: Tensor, dtype: torch.dtype) -> tuple[float, Tenso
         with autocast:
             out = layer(x)[0]
         out.float().square().mean().backward()
-        return out
+        return out.detach()
 
     outs = []
     graph = capture(lambda: outs.append(step()))

@@ -305,7 +305,7 @@ def about_the_chip(case: Case) -> Claims:
         a = torch.empty(1 << 26, device=case.device)
         b, timer = torch.empty_like(a), make_clock(case.device)
         rate = 2 * a.nbytes / min(time_block(timer, lambda: b.copy_(a)) for _ in range(5)) / 1e9
-        clock = getattr(torch.cuda.get_device_properties(0), "memory_clock_rate", 0) / 1e6
+        clock = getattr(torch.cuda.get_device_properties(case.device), "memory_clock_rate", 0) / 1e6
         if not clock:
             return not_here(f"torch {torch.__version__} does not say the clock of the memory")
         return decide_fact(False, f"clock {clock:.1f} GHz, measured copy {rate:.0f} GB/s", copy=rate, clock=clock)
@@ -317,11 +317,11 @@ def about_the_chip(case: Case) -> Claims:
         one, end = torch.ones(1, device=case.device), time.perf_counter() + 2
         while time.perf_counter() < end:
             one.add_(1)
-        shown = nvml.nvmlDeviceGetUtilizationRates(nvml_handles(nvml)[0]).gpu
+        shown = nvml.nvmlDeviceGetUtilizationRates(nvml_handles(nvml)[one.device.index]).gpu
         return decide_fact(shown < 20, f"adding 1 to one number reads as {shown} % utilisation", utilisation=shown)
 
     def bfloat16() -> Ruling:
-        capability = torch.cuda.get_device_capability()
+        capability = torch.cuda.get_device_capability(case.device)
         text = f"is_bf16_supported() says {torch.cuda.is_bf16_supported()}, the capability is {capability}"
         return decide_fact(capability >= (8, 0), text)
 

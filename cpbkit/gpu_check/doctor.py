@@ -67,13 +67,14 @@ def diagnose(step: Step, seconds: float = 30.0) -> Examination:
             measured = measure(step, seconds / 2)
     except StepFailed as failure:
         return replace(found, failure=str(failure))
-    diagnosis = decide(measured.numbers, found.environment.codes + _throttling(monitor))
+    diagnosis = decide(measured.numbers, found.environment.codes + _throttling(monitor, step.place))
     gains = try_fixes(step, diagnosis, seconds / 2)
     return replace(found, measured=measured, diagnosis=diagnosis, gains=gains)
 
 
-def _throttling(monitor: Monitor) -> tuple[tuple[str, str], ...]:
-    texts = monitor.frame().query("device != 'cpu'").throttle
+def _throttling(monitor: Monitor, place: str) -> tuple[tuple[str, str], ...]:
+    frame, name = monitor.frame(), f"cuda:{torch.device(place).index or 0}"
+    texts = frame[frame.device == name].throttle if place.startswith("cuda") else ()
     samples = [set(text.split(", ")) - {""} for text in texts]
     # A T4 under load is always at its 70 W: that is the speed it has, and no reason to hide another verdict.
     for code, reasons in (("THROTTLED_OR_SHARED", set(THROTTLES.values()) - {POWER}), ("POWER_CAPPED", {POWER})):
