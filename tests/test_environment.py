@@ -54,7 +54,9 @@ def without_gpu(**changes):
             "no kernels for Tesla P100",
         ),
         (
-            vary(without_gpu(), cuda="13.0", driver="550.54", driver_cuda=(12, 4)),
+            vary(
+                without_gpu(variables={"CUDA_VISIBLE_DEVICES": "0"}), cuda="13.0", driver="550.54", driver_cuda=(12, 4)
+            ),
             "ARCH_OR_DRIVER_MISMATCH",
             "driver 550.54, which runs CUDA up to 12.4",
         ),

@@ -105,12 +105,13 @@ def _missing(f: Facts) -> Iterator[Finding]:
     if f.devices:
         return
     level, code = "FAIL", "NO_GPU_RUNTIME"
+    too_old = f.cuda and f.driver_cuda and int(f.cuda.split(".")[0]) > f.driver_cuda[0]
     if f.tpu:
         code, text = "WRONG_ACCELERATOR", "this is a TPU runtime, and torch speaks CUDA: choose a GPU runtime"
     elif f.cuda is None and f.nvidia_present:
         text = f"torch {f.torch} is a CPU-only wheel on a machine with a GPU: get the platform's own torch back"
         code, text = "CPU_ONLY_WHEEL", f"{text} (Colab: disconnect and delete the runtime)"
-    elif hidden is not None and (hidden.strip() in ("", "-1") or f.nvidia_present):
+    elif hidden is not None and not too_old and (hidden.strip() in ("", "-1") or f.nvidia_present):
         text = f"CUDA_VISIBLE_DEVICES={hidden!r} hides the GPU: remove it and restart the runtime"
     elif f.nvidia_present:
         newest = f", which runs CUDA up to {f.driver_cuda[0]}.{f.driver_cuda[1]}" if f.driver_cuda else ""
