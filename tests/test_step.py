@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cpbkit.errors import CpbkitError
+from cpbkit.gpu_check import guard
 from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.preflight import predict_memory
@@ -173,6 +174,15 @@ def test_a_step_of_minutes_is_refused_after_two():
         measure(Step(train, device="cpu"), 20, clock)
     assert next(calls) == 2
     assert clock.time == 0, "the step's own clock is put back like everything else it owns"
+
+
+def test_no_memory_for_a_copy_of_the_weights_is_told(parts, monkeypatch):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(guard, "_keep_tensor", full)
+    with pytest.raises(StepFailed, match="phase 'copy of what it holds': OutOfMemoryError: CUDA out of memory"):
+        measure(parts, seconds=1)
 
 
 def test_an_empty_loader_is_said(parts):
