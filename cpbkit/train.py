@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cpbkit.capture import capture
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment, Training, derive_seed
 from cpbkit.health import find_not_finite
@@ -23,7 +24,6 @@ from cpbkit.windows import Series, Splits, Windows
 
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
-WARM_UP = 3  # steps before a capture
 CAPTURE_ERROR = 0.01  # of the gradients, between the captured step and the step itself
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
 CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
@@ -216,19 +216,17 @@ def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callabl
         return step, "eager: no GPU"
     if not getattr(stack.net, "stacked", True):
         return step, "eager: one model after another, each from the same random state, which no graph can put back"
-    with torch.cuda.device(stack.weights.device):
-        return _capture(step, stack, i)
+    return _captured(step, stack, i)
 
 
-def _capture(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
+def _captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
     stack.net.train()
-    before = {name: tensor.clone() for name, tensor in stack.state().items()}
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    random, unharmed = generator.get_state(), generator.clone_state()
+    device, before = stack.weights.device, {name: tensor.clone() for name, tensor in stack.state().items()}
+    random = torch.cuda.get_rng_state(device)
 
     def rewind() -> None:
         stack.rewind(before)
-        generator.set_state(random)
+        torch.cuda.set_rng_state(random, device)
         i.zero_()
 
     def gradients(run: Callable[[], None]) -> Tensor:
@@ -237,22 +235,12 @@ def _capture(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callabl
         run()
         return stack.gradients.clone()
 
-    outer, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(outer)
-    with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
-        for _ in range(WARM_UP):
-            want = gradients(step)
-        rewind()
-    outer.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.stream(outer), torch.cuda.graph(graph, stream=side):
-            step()
-        run, mode = graph.replay, "CUDA graph"
+        run, mode = capture(step, device, rewind).replay, "CUDA graph"
+        want = gradients(step)
         if (gradients(run) - want).norm() > CAPTURE_ERROR * want.norm():
             run, mode = step, "eager: replayed, the captured step had other gradients"
     except RuntimeError as error:
-        generator.graphsafe_set_state(unharmed)  # the one that the broken capture drew from would refuse to draw
         if is_out_of_memory(error):
             raise
         run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"

@@ -1,6 +1,5 @@
 """The engine inside an epoch: nothing waits, nothing is copied to the host, nothing grows."""
 
-import contextlib
 import gc
 import itertools
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from conftest import walk
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpbkit import train
+from cpbkit.capture import capture
 from cpbkit.experiment import vary
 from cpbkit.presets import PRESETS
 from cpbkit.train import Fit, assemble, fit
@@ -117,46 +117,16 @@ def test_models_of_a_stack_are_the_same_to_the_bit_whatever_the_stack():
     assert torch.equal(*ends)
 
 
-class Graphs:
-    """What torch.cuda has for captures, without a GPU: a graph that repeats the step it was given, or does as told."""
-
-    def __init__(self, step, repeats=None, breaks=""):
-        self.step, self.repeats, self.breaks = step, repeats or step, breaks
-        self.refuses = False  # to draw, as a generator does after a capture that broke
-
-    def install(self, monkeypatch):
-        stream = SimpleNamespace(wait_stream=lambda other: None)
-        names = {
-            "default_generators": [self],
-            "current_device": lambda: 0,
-            "current_stream": lambda: stream,
-            "Stream": lambda: stream,
-            "stream": contextlib.nullcontext,
-            "CUDAGraph": lambda: SimpleNamespace(replay=self.repeats),
-            "graph": self.graph,
-        }
-        for name, value in names.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-
-    @contextlib.contextmanager
-    def graph(self, graph, stream):
-        yield
-        if self.breaks:
-            self.refuses = True
-            raise RuntimeError(self.breaks)
-
-    def get_state(self):
-        return torch.get_rng_state()
-
-    def set_state(self, state):
-        assert not self.refuses
-        torch.set_rng_state(state)
-
-    def clone_state(self):
-        return "uncaptured"
-
-    def graphsafe_set_state(self, state):
-        self.refuses = state != "uncaptured"
+@pytest.mark.gpu
+def test_a_capture_that_fails_leaves_torch_as_it_was():
+    x, stream = torch.ones(8, device="cuda"), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        capture(lambda: torch.nn.functional.dropout(x).sum().item())
+    assert torch.cuda.current_stream() == stream
+    torch.rand(8, device="cuda")
+    torch.cuda.empty_cache()
+    capture(lambda: x.add_(1)).replay()
+    assert x.tolist() == [5.0] * 8, "the capture itself computes nothing"
 
 
 @pytest.mark.parametrize(
@@ -168,22 +138,32 @@ class Graphs:
     ],
 )
 def test_a_captured_step_is_held_to_the_step_and_leaves_no_trace(monkeypatch, kind, mode):
-    captured = []
+    modes = []
 
-    def capture(step, stack, i):
-        nothing = (lambda: None) if kind == "empty" else None
-        Graphs(step, nothing, "it waits" if kind == "broken" else "").install(monkeypatch)
-        captured.append(train._capture(step, stack, i))
-        return captured[-1]
+    def capture(step, device, prepare):
+        prepare()
+        step()
+        prepare()
+        if kind == "broken":
+            raise RuntimeError("it waits")
+        return SimpleNamespace(replay=step if kind == "honest" else lambda: None)
 
+    def captured(step, stack, i):
+        run, said = train._captured(step, stack, i)
+        modes.append(said)
+        return run, said
+
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
+    monkeypatch.setattr(train, "capture", capture)
     ends = []
-    for way in (train.captured, capture):
+    for way in (train.captured, captured):
         monkeypatch.setattr(train, "captured", way)
         run, stack = started()
         for _ in itertools.islice(run, STEPS):
             pass
         ends.append(stack.weights.clone())
-    assert [said for _, said in captured] == [mode]
+    assert modes == [mode]
     assert torch.equal(*ends)
 
 

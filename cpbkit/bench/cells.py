@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from cpbkit.gpu_check.trials import capture
+from cpbkit.capture import capture
 from cpbkit.models.layers import GRU, LSTM, Linear, Recurrent
 from cpbkit.presets import PRESETS
 

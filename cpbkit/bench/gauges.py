@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from cpbkit.train import tf32
+
 MATMUL = 1024  # rows and columns of the product that says what the machine can do
 MATMUL_GPU = 8192
 MATMUL_SECONDS = 0.3
@@ -21,23 +23,22 @@ def matmul_rate(device: torch.device, precision: str) -> float:
     """Measure the best rate of a large square product, on a CPU by one thread: floating-point operations a second."""
     n = MATMUL_GPU if device.type == "cuda" else MATMUL
     dtype = getattr(torch, "float32" if precision == "tf32" else precision)
-    threads, before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        a, b = torch.randn(2, n, n, device=device).to(dtype)
-        a @ b
-        clock = time.perf_counter if device.type == "cuda" else time.thread_time  # what others do is not its time
-        best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
-        while time.perf_counter() < end:
-            wait(device)
-            begun = clock()
+        with tf32(precision == "tf32"):
+            a, b = torch.randn(2, n, n, device=device).to(dtype)
             a @ b
-            wait(device)
-            best = min(best, clock() - begun)
+            clock = time.perf_counter if device.type == "cuda" else time.thread_time  # what others do is not its time
+            best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
+            while time.perf_counter() < end:
+                wait(device)
+                begun = clock()
+                a @ b
+                wait(device)
+                best = min(best, clock() - begun)
     finally:
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(before)
     return 2 * n**3 / best
 
 

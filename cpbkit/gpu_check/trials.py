@@ -11,6 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from cpbkit.capture import capture
 from cpbkit.gpu_check.clocks import make_clock, time_block
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.guard import preserved
@@ -20,7 +21,6 @@ from cpbkit.gpu_check.tensors import count_samples, to_device
 
 WIDEST = 6  # doublings of the batch in the search for the knee
 HELD = 64  # batches kept on the device in a trial
-WARM_UP = 3  # steps before a capture
 PAIRS = 8  # of blocks A and B; the 2nd and 7th ratio hold the median with 93 %
 
 
@@ -151,31 +151,6 @@ def _try_graph(step: Step, seconds: float) -> Gain | None:
         _set_fused(step.optimizer, [(g.get("fused"), g.get("foreach")) for g in step.optimizer.param_groups])
     graph = capture(lambda: step.train(batch), step.place)
     return replace(_race(step, graph.replay, seconds), note="on one batch that lies on the device")
-
-
-def capture(step: Callable[[], object], device: str = "cuda") -> torch.cuda.CUDAGraph:
-    """Warm a step up and capture it as one CUDA graph. One that cannot be captured raises, and torch works on."""
-    with torch.cuda.device(device):
-        index, graph, pool = torch.cuda.current_device(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        generator = torch.cuda.default_generators[index]
-        unharmed = generator.clone_state()
-        outer, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(outer)
-        with torch.cuda.stream(side):  # libraries choose their kernels and the optimiser makes its state
-            for _ in range(WARM_UP):
-                step()
-        outer.wait_stream(side)
-        try:
-            with torch.cuda.stream(outer), torch.cuda.graph(graph, pool, side):  # a failure does not leave `side`
-                step()
-        except BaseException:
-            generator.graphsafe_set_state(unharmed)  # the one that the broken capture drew from would refuse to draw
-            # Older torches leave the allocator capturing: it empties no cache, and frees none for what is to come
-            # (pytorch pull request 180395); torch 2.4 has no such call.
-            with contextlib.suppress(RuntimeError, AttributeError):
-                torch._C._cuda_endAllocateToPool(index, pool)
-            raise
-    return graph
 
 
 def _try_larger(step: Step, seconds: float) -> Gain | None:
