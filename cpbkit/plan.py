@@ -76,6 +76,7 @@ def make_plan(
     on_cpu = devices[0] == "cpu"
     share = math.ceil(len(series) / places)  # models of a worker
     wanted = (2, 4, share) if on_cpu else (share // 4, share // 2, share)
+    _give_back()  # what torch keeps for later would count as taken
     limit = MEMORY_SHARE * free_memory(devices[0]) / (places if on_cpu else 1)
     longest = sorted(series.values(), key=len, reverse=True)[:share]
     trials = list(
