@@ -1,6 +1,5 @@
 """The plan of a sweep: which models share a stack, where the stacks run, and how long that takes, from timed steps."""
 
-import gc
 import itertools
 import math
 import time
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cpbkit import memory
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment
 from cpbkit.gpu_check.environment import count_cores, free_memory
@@ -49,7 +49,7 @@ class Trial:
 
     models: int
     seconds: float  # a step
-    bytes: int  # held at once: weights, optimiser, what the backward pass needs; on a GPU a validation beside it
+    bytes: int  # held at most: bars, weights, optimiser, what the backward pass needs; on a GPU a validation beside it
 
 
 def unit_name(names: Sequence[str]) -> str:
@@ -76,13 +76,13 @@ def make_plan(
     on_cpu = devices[0] == "cpu"
     share = math.ceil(len(series) / places)  # models of a worker
     wanted = (2, 4, share) if on_cpu else (share // 4, share // 2, share)
-    _give_back()  # what torch keeps for later would count as taken
+    memory.give_back()  # what torch keeps for later would count as taken
     limit = MEMORY_SHARE * free_memory(devices[0]) / (places if on_cpu else 1)
     longest = sorted(series.values(), key=len, reverse=True)[:share]
     trials = list(
         _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
     )
-    _give_back()  # what the trials held is wanted by the process that trains there, which may be another
+    memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
@@ -139,8 +139,6 @@ def _trials(
 
 def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
     training, threads = experiment.training, torch.get_num_threads()
-    before = _held(device)
-    windows, stack = assemble(experiment, series, device)
     held: dict[int, int] = {}
 
     def pack(tensor):
@@ -150,39 +148,23 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
     torch.set_num_threads(1)
     random = torch.get_rng_state()
     try:
-        run = fit(Fit(stack), windows, training, max(training.steps, TIMED_STEPS + 2))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            next(run)
-        seconds = []
-        for _ in itertools.islice(run, TIMED_STEPS):
-            _wait(device)
-            seconds.append(time.perf_counter())
-        if before is not None:  # a validation needs memory beside that of the captured step
-            evaluate(stack.net, windows, "validation", list(range(len(series))))
+        with memory.peak(torch.device(device)) as taken:
+            windows, stack = assemble(experiment, series, device)
+            run = fit(Fit(stack), windows, training, max(training.steps, TIMED_STEPS + 2))
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                next(run)
+            seconds = []
+            for _ in itertools.islice(run, TIMED_STEPS):
+                _wait(device)
+                seconds.append(time.perf_counter())
+            if device != "cpu":  # a validation needs memory beside that of the captured step
+                evaluate(stack.net, windows, "validation", list(range(len(series))))
         run.close()
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
     pace = min(later - earlier for earlier, later in itertools.pairwise(seconds))
-    if before is None:
-        size = COPIES * stack.weights.nbytes + sum(held.values())
-    else:
-        size = torch.cuda.max_memory_reserved(device) - before
-    return Trial(len(series), pace, size)
-
-
-def _held(device: str) -> int | None:
-    """Return the bytes that are held on a GPU, and count its peak from here; None of a CPU, which does not count."""
-    if not device.startswith("cuda"):
-        return None
-    _give_back()
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_reserved(device)
-
-
-def _give_back() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
+    return Trial(len(series), pace, taken["bytes"] or COPIES * stack.weights.nbytes + sum(held.values()))
 
 
 def _wait(device: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cpbkit import memory
 from cpbkit.capture import capture
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment, Training, derive_seed
@@ -164,7 +165,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
         stack.net.solve(*(_whole(windows, part, members) for part in ("train", "validation")))
         stack.table["loss_sum"] += evaluate(stack.net, windows, "train", members)
 
-    with precision(training, windows.device) as autocast:
+    with precision(training, windows.device) as autocast, memory.kept(windows.device):
         while len(stack):
             members = [place[name] for name in stack.names]
             fresh = windows.order(members, training.seed, state.epoch, steps * training.batch)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cpbkit.bench.gauges import peak_memory, wait
+from cpbkit import memory
+from cpbkit.bench.gauges import wait
 from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment, vary
 from cpbkit.stack import Stack
@@ -44,7 +45,7 @@ class Here:
     ):
         self.rows, self.device, self.threads = rows, torch.device(device), threads
         begun = time.perf_counter()
-        with peak_memory(self.device) as taken:
+        with memory.peak(self.device) as taken:
             self.steps = start()
             self.run(warm_up)
         self.memory, self.seconds_to_start = taken["bytes"], time.perf_counter() - begun
@@ -104,6 +105,13 @@ class Workers:
         cpu = self._ask([("run", steps)] * len(self.busy))
         return time.perf_counter() - begun, sum(cpu)
 
+    def call(self, function: Callable, *arguments):
+        """Return what a function gives in one of the processes, or in this one where there are none."""
+        if not self.pipes:
+            return function(*arguments)
+        self.busy = self.pipes[:1]
+        return self._ask([("call", function, *arguments)])[0]
+
     def _ask(self, questions: Sequence[tuple]) -> list:
         for pipe, question in zip(self.busy, questions, strict=True):
             pipe.send(question)
@@ -129,6 +137,8 @@ def _serve(pipe) -> None:
                 job, warm_up = arguments
                 here = Here(lambda job=job: engine(job), len(job.series), job.device, job.threads, warm_up)
                 pipe.send((here.memory, ""))
+            elif what == "call":
+                pipe.send((arguments[0](*arguments[1:]), ""))
             else:
                 pipe.send((here.run(*arguments)[1], ""))
         except Exception:

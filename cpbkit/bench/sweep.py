@@ -148,7 +148,8 @@ def measure_case(
 ) -> dict:
     """Let all sides of one case take turns, and return its row of the document."""
     series, where = make_series(experiment.task, models), device()
-    plan = make_plan(experiment, {one.name: one for one in series})
+    # Elsewhere: what a plan tries leaves a process with memory that would speed up a loop which comes after it.
+    plan = workers.call(make_plan, experiment, {one.name: one for one in series})
     loop = Here(partial(loop_in_circulation, experiment, series[0], where), 1, where, 1, WARM_UP)
     well = Here(partial(loop_done_well, experiment, series[0], where), 1, where, 1, WARM_UP)
     loop.threads = well.threads = best_threads(loop)
