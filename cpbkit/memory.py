@@ -1,9 +1,8 @@
-"""Memory of a device: what a piece of work takes at most, and how it stays with the process between steps."""
+"""Memory: the most that a piece of work takes, and what it frees, kept for its next step."""
 
 import ctypes
 import gc
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,21 +13,30 @@ STATUS = Path("/proc/self/status")
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # names of settings in glibc's malloc.h
 
 
+_keepers = 0  # works under way at once: the last one to end gives the memory back
+
+
 @contextmanager
 def kept(device: torch.device) -> Iterator[None]:
     """Let memory of the host that is freed stay with the process meanwhile, then give it back.
 
     As it comes, glibc gives every large tensor back to the system and asks for it anew in the next step, page by page:
-    a third of the time of a wide step on a CPU. Other C libraries, and steps on a GPU, are left as they are.
+    a third of the time of a wide step on a CPU. Afterwards its thresholds are the most that they grow to by themselves.
+    Other allocators, and steps on a GPU, are left as they are.
     """
+    global _keepers
     libc = _glibc() if device.type == "cpu" else None
-    if libc:
-        libc.mallopt(MMAP_MAX, 0)
-        libc.mallopt(TRIM_THRESHOLD, -1)
+    if libc is None:
+        yield
+        return
+    _keepers += 1
+    libc.mallopt(MMAP_MAX, 0)
+    libc.mallopt(TRIM_THRESHOLD, -1)
     try:
         yield
     finally:
-        if libc:  # as it comes, and as far as its thresholds would have grown by themselves
+        _keepers -= 1
+        if not _keepers:  # glibc cannot be asked what was set before
             libc.mallopt(MMAP_MAX, 1 << 16)
             libc.mallopt(MMAP_THRESHOLD, 32 << 20)
             libc.mallopt(TRIM_THRESHOLD, 64 << 20)
@@ -59,7 +67,7 @@ def peak(device: torch.device) -> Iterator[dict]:
     except OSError:
         yield taken
         return
-    before = resident()
+    before = resident() if _glibc() else None  # another allocator may hold free memory, which would count
     yield taken
     if before is not None:
         taken["bytes"] = max(0, resident(peak=True) - before)
@@ -67,12 +75,15 @@ def peak(device: torch.device) -> Iterator[dict]:
 
 def resident(peak: bool = False) -> int | None:
     """Return the bytes of host memory this process holds, or held at most since `peak` began; None unseen."""
-    if not STATUS.exists():
-        return None
     found = re.search(rf"^{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
     return int(found.group(1)) * 1024 if found else None
 
 
 def _glibc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+    """Return glibc where it is the allocator; Colab preloads another one."""
+    try:
+        libc, used = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
+    own, taken = (ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (libc, used))
+    return libc if own == taken else None

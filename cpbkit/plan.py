@@ -1,5 +1,6 @@
 """The plan of a sweep: which models share a stack, where the stacks run, and how long that takes, from timed steps."""
 
+import contextlib
 import itertools
 import math
 import time
@@ -34,7 +35,7 @@ class Plan:
     steps: int  # optimiser steps an epoch, the same for every model of the run
     epochs: int  # at most, of each model
     patience: int  # epochs; shorter than the experiment's where a budget of time is
-    devices: list[str]  # of each process at once; one runs the units in this one
+    devices: list[str]  # of the processes at once; a single one is this process
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether a network of one's own is computed as a stack
@@ -115,6 +116,8 @@ def find_places(workers: int | None, series: int) -> list[str]:
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
+    if workers is not None and workers < 1:
+        raise CpbkitError(f"workers must be at least 1, which is this process; got {workers}")
     count = workers or min(series, gpus or count_cores())
     return [names[i % len(names)] for i in range(count)]
 
@@ -152,21 +155,22 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
     try:
         with memory.peak(torch.device(device)) as taken:
             windows, stack = assemble(experiment, series, device)
-            run = fit(Fit(stack), windows, training, max(training.steps, TIMED_STEPS + 2))
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                next(run)
-            seconds = []
-            for _ in itertools.islice(run, TIMED_STEPS):
-                _wait(device)
-                seconds.append(time.perf_counter())
-            if device != "cpu":  # a validation needs memory beside that of the captured step
-                evaluate(stack.net, windows, "validation", list(range(len(series))))
-        run.close()
+            steps = max(training.steps, TIMED_STEPS + 2)
+            with contextlib.closing(fit(Fit(stack), windows, training, steps)) as run:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    next(run)
+                seconds = []
+                for _ in itertools.islice(run, TIMED_STEPS):
+                    _wait(device)
+                    seconds.append(time.perf_counter())
+                if device != "cpu":  # a validation needs memory beside that of the captured step
+                    evaluate(stack.net, windows, "validation", list(range(len(series))))
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
     pace = min(later - earlier for earlier, later in itertools.pairwise(seconds))
-    return Trial(len(series), pace, taken["bytes"] or COPIES * stack.weights.nbytes + sum(held.values()))
+    counted = 0 if device != "cpu" else COPIES * stack.weights.nbytes + sum(held.values())
+    return Trial(len(series), pace, max(counted, taken["bytes"] or 0))
 
 
 def _wait(device: str) -> None:

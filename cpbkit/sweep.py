@@ -1,5 +1,6 @@
 """The forty: plan the units of work, run what is left of them, keep each result as it comes."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -14,7 +15,7 @@ from cpbkit import atomic, executors, machine
 from cpbkit.clock import Clock
 from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
-from cpbkit.errors import DataError, check_name
+from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.experiment import Data, Experiment
 from cpbkit.gpu_check.monitor import Monitor
 from cpbkit.plan import Plan, find_places, make_plan
@@ -42,7 +43,7 @@ def sweep(
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
     klines: gets the bars, `load_klines` by default.
-    executor: processes (one a core or GPU, and none but this one where that is one), local (this process), or ray.
+    executor: processes (one a core or GPU; a single one is this process), local (this process), or ray.
     workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs a stack, where
     it has any. minutes: a budget from now. command: kept for the report.
     What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
@@ -156,25 +157,26 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
     with clock("training"):
         tell(f"training, {plan.reason}")
         state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
-        for message in place.run(units, plan):
-            match message:
-                case Result():
-                    if message.line["series"] not in state.ended:
-                        _keep(run, state, message.line, message.model, bars)
-                case Checkpoint():
-                    atomic.write_bytes(run.checkpoint(message.unit), message.content)
-                case Shrunk():
-                    run.checkpoint(message.unit).unlink(missing_ok=True)
-                    kept = [names for name, names in plan.named_units().items() if name != message.unit]
-                    plan = replace(plan, units=[*kept, *message.units])
-                    _write_plan(run, plan)
-                    note(message.reason)
-                case Note():
-                    note(message.text)
-                case Progress():
-                    state.hear(message)
-                    for stage, seconds in message.seconds.items():
-                        clock.add(f"worker: {stage}", seconds)
+        with contextlib.closing(place.run(units, plan)) as messages:
+            for message in messages:
+                match message:
+                    case Result():
+                        if message.line["series"] not in state.ended:
+                            _keep(run, state, message.line, message.model, bars)
+                    case Checkpoint():
+                        atomic.write_bytes(run.checkpoint(message.unit), message.content)
+                    case Shrunk():
+                        run.checkpoint(message.unit).unlink(missing_ok=True)
+                        kept = [names for name, names in plan.named_units().items() if name != message.unit]
+                        plan = replace(plan, units=[*kept, *message.units])
+                        _write_plan(run, plan)
+                        note(message.reason)
+                    case Note():
+                        note(message.text)
+                    case Progress():
+                        state.hear(message)
+                        for stage, seconds in message.seconds.items():
+                            clock.add(f"worker: {stage}", seconds)
             tell("training")
     for name in plan.named_units():
         run.checkpoint(name).unlink(missing_ok=True)
@@ -296,7 +298,12 @@ def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[st
 def _read_plan(run: Run) -> Plan | None:
     """Return the plan this run started with."""
     path = run.folder / PLAN
-    return Plan(**json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return Plan(**json.loads(path.read_text()))
+    except TypeError as error:
+        raise RunError(f"{path} must be a plan of this version of cpbkit; {error}. Take another folder") from None
 
 
 def _write_plan(run: Run, plan: Plan) -> None:

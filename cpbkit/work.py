@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from cpbkit import __version__, checkpoint
+from cpbkit import __version__, checkpoint, memory
 from cpbkit.clock import Clock
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluate import judge_heads
@@ -108,8 +108,7 @@ def work(unit: Unit) -> Iterator[Message]:
         reason = str(error).splitlines()[0]
     if len(unit.series) == 1:
         raise CpbkitError(f"{unit.name} does not fit into the memory of {unit.device}, alone: {reason}")
-    if unit.device.startswith("cuda"):
-        torch.cuda.empty_cache()
+    memory.give_back()
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
     text = f"{unit.name} did not fit into memory and goes on as {len(halves)} smaller stacks: {reason}"
     yield Shrunk(unit.name, halves, text)

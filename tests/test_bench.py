@@ -153,6 +153,9 @@ class FakeWorkers:
     def run(self, steps):
         return steps * self.pace, 2 * steps * self.pace
 
+    def call(self, function, *arguments):
+        return function(*arguments)
+
 
 def test_the_planned_way_is_held_against_the_others(monkeypatch):
     monkeypatch.setattr(market, "BARS", 500)

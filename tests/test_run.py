@@ -39,7 +39,7 @@ def test_another_experiment_is_refused_with_the_difference(tmp_path):
 def test_settings_are_told_as_the_plan_settled_them(tmp_path):
     with Run(tmp_path).writing(QUICK) as run:
         assert run.settled == QUICK
-        plan = {"steps": 77, "epochs": 5, "patience": 2, "stacked": False, "workers": 2}
+        plan = {"steps": 77, "epochs": 5, "patience": 2, "stacked": False, "devices": ["cpu"]}
         (tmp_path / "progress/plan.json").write_text(json.dumps(plan))
         assert run.settled == vary(QUICK, steps=77, epochs=5, patience=2) and run.experiment == QUICK
 

@@ -138,6 +138,7 @@ def _serve(pipe) -> None:
                 here = Here(lambda job=job: engine(job), len(job.series), job.device, job.threads, warm_up)
                 pipe.send((here.memory, ""))
             elif what == "call":
+                here = None  # and would leave less for a plan
                 pipe.send((arguments[0](*arguments[1:]), ""))
             else:
                 pipe.send((here.run(*arguments)[1], ""))

@@ -26,7 +26,7 @@ def measure_stacks(models: int, processes: int, workers: Workers, say: Callable[
     for width in WIDTHS:
         experiment = vary(PRESETS["gru"], width=width)
         series = make_series(experiment.task, models)
-        plan = make_plan(experiment, {one.name: one for one in series})
+        plan = workers.call(make_plan, experiment, {one.name: one for one in series})
         planned = max(map(len, plan.units))
         share = math.ceil(models / processes)
         one, ways = 0.0, []
@@ -41,6 +41,7 @@ def measure_stacks(models: int, processes: int, workers: Workers, say: Callable[
         for threads in (1, processes):
             if models * one <= LIMIT:
                 say(f"gru, width {width}: one stack of {models}, {threads} threads")
+                here = None  # before the next one: both at once would count as its memory
                 here = Here(
                     partial(engine, Job(experiment, series, threads=threads, steps=200)), models, "cpu", threads, 1
                 )

@@ -258,7 +258,8 @@ def measure_growth(name: str, experiment: Experiment, workers: Workers, effort: 
     loop.threads = best_threads(loop)
     rows = []
     for count in effort.growth:
-        plan = make_plan(experiment, {one.name: one for one in series[:count]})
+        runner = None  # before the next one: both at once would count as its memory
+        plan = workers.call(make_plan, experiment, {one.name: one for one in series[:count]})
         runner = start_engine(experiment, series[:count], plan, workers)
         steps, share = block(runner, effort.seconds), runner.rows / count
         loop_steps = block(loop, effort.seconds)

@@ -53,7 +53,7 @@ def demo(folder):
     type=click.Choice(["processes", "local", "ray"]),
     default="processes",
     show_default=True,
-    help="Where stacks run: in a process a core or GPU, in this one, on a Ray cluster.",
+    help="Where stacks run: in a process a core or GPU (one: in this), in this, on a Ray cluster.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
 @click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")

@@ -94,9 +94,9 @@ def measure(step: Step, seconds: float = 20.0, clock=None, count=None) -> Measur
     clock and count stand in for a device that is not there: `clocks.CudaClock`, `take_census`.
     Raises StepFailed, with the phase, for a step that raises, whose loss is not finite, or that is too slow.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as exits:
         with phase("copy of what it holds"):  # beside which there may be no memory left
-            notes = stack.enter_context(preserved(step))
+            notes = exits.enter_context(preserved(step))
         measured = _measure(step, seconds, clock or make_clock(step.place), count or take_census)
     problems = list(measured.problems)
     if notes.printed.strip():
