@@ -17,13 +17,14 @@ from cpbkit.models import zoo
 from cpbkit.train import Fit, assemble, evaluate, fit, is_out_of_memory
 from cpbkit.windows import Series, split
 
-TIMED_STEPS = 3  # after one that warms up
+TIMED_STEPS = 3  # at least, after one that warms up
+TIMED_SECONDS = 0.3  # for more of them where they are quick
 TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
 FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
 PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
-AS_FAST = 1.03  # of the least time a model: a smaller stack within it is taken, for it holds less memory
+AS_FAST = 1.01  # of the least time a model: a smaller stack within it is taken, for it holds less memory
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 
@@ -97,8 +98,8 @@ def make_plan(
     if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
         if part * epochs < 1:
             raise CpbkitError(
-                f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from "
-                f"{TIMED_STEPS} timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
+                f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from a "
+                f"few timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
             )
         if training.schedule == "cosine":
             epochs = int(part * epochs)
@@ -159,16 +160,18 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
             with contextlib.closing(fit(Fit(stack), windows, training, steps)) as run:
                 with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                     next(run)
-                seconds = []
-                for _ in itertools.islice(run, TIMED_STEPS):
+                _wait(device)
+                ends = [time.perf_counter()]
+                while len(ends) <= TIMED_STEPS or (len(ends) < steps and ends[-1] - ends[0] < TIMED_SECONDS):
+                    next(run)
                     _wait(device)
-                    seconds.append(time.perf_counter())
+                    ends.append(time.perf_counter())
                 if device != "cpu":  # a validation needs memory beside that of the captured step
                     evaluate(stack.net, windows, "validation", list(range(len(series))))
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
-    pace = min(later - earlier for earlier, later in itertools.pairwise(seconds))
+    pace = min(later - earlier for earlier, later in itertools.pairwise(ends))
     counted = 0 if device != "cpu" else COPIES * stack.weights.nbytes + sum(held.values())
     return Trial(len(series), pace, max(counted, taken["bytes"] or 0))
 
