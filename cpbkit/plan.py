@@ -24,7 +24,6 @@ FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the co
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
 PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
-AS_FAST = 1.01  # of the least time a model: a smaller stack within it is taken, for it holds less memory
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 
@@ -78,7 +77,7 @@ def make_plan(
     places = len(devices)
     on_cpu = devices[0] == "cpu"
     share = math.ceil(len(series) / places)  # models of a worker
-    wanted = (2, 4, share) if on_cpu else (share // 4, share // 2, share)
+    wanted = (2, 4, 8, share) if on_cpu else (share // 4, share // 2, share)
     memory.give_back()  # what torch keeps for later would count as taken
     limit = MEMORY_SHARE * free_memory(devices[0]) / (places if on_cpu else 1)
     longest = sorted(series.values(), key=len, reverse=True)[:share]
@@ -87,8 +86,7 @@ def make_plan(
     )
     memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
-    fastest = min(t.seconds / t.models for t in fitting)
-    best = min((t for t in fitting if t.seconds / t.models <= AS_FAST * fastest), key=lambda t: t.models)
+    best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
     validation = max(len(w.validation) for w in windows.values()) / training.batch
     epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
