@@ -11,8 +11,6 @@ import torch
 
 STATUS = Path("/proc/self/status")
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # names of settings in glibc's malloc.h
-
-
 _keepers = 0  # works under way at once: the last one to end gives the memory back
 
 

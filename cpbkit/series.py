@@ -15,9 +15,10 @@ from cpbkit.errors import CpbkitError, check_name
 from cpbkit.experiment import Experiment, Model, vary
 from cpbkit.health import Check, check_results
 from cpbkit.models import zoo
+from cpbkit.precision import precision
 from cpbkit.presets import LTSF, PRESETS
 from cpbkit.stack import Stack
-from cpbkit.train import Finished, Fit, assemble, fit, precision
+from cpbkit.train import Finished, Fit, assemble, fit
 from cpbkit.windows import Series, Windows, from_table, split, split_rows
 from cpbkit.work import Result, Unit, work
 

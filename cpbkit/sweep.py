@@ -128,6 +128,11 @@ def _place(executor: str, workers: int | None, address: str, gpus: float) -> Pla
 
 
 def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
+    def note(text: str) -> None:
+        """Tell what a person should know, and put it on the time line of the report."""
+        state.watch.mark(text)
+        tell(text)
+
     with clock("bars"):
         tell("getting bars")
         try:
@@ -137,6 +142,10 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
     with clock("features"):
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
+        for line in state.results:
+            one = series.get(line["series"])
+            if one and line.get("data_sha256") not in (None, data_sha256(one)):
+                note(f"{one.name} is kept as it ended, on other bars than are there now")
     if not series:
         reasons = "\n  ".join(failed.values())
         raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
@@ -148,11 +157,6 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
         plan = place.settle(plan, len(series))
         _write_plan(run, plan)
-    note = _noter(state, tell)
-    for line in state.results:
-        one = series.get(line["series"])
-        if one and line.get("data_sha256") not in (None, data_sha256(one)):
-            note(f"{one.name} is kept as it ended, on other bars than are there now")
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")
@@ -246,16 +250,6 @@ def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Cal
             )
 
     return tell
-
-
-def _noter(state: State, tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return the function that tells what a person should know, and puts it on the time line of the report."""
-
-    def note(text: str) -> None:
-        state.watch.mark(text)
-        tell(text)
-
-    return note
 
 
 def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:

@@ -3,10 +3,8 @@
 Nothing is copied to or from the device, and nothing waits for it, inside an epoch.
 """
 
-import contextlib
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +18,7 @@ from cpbkit.errors import CpbkitError
 from cpbkit.experiment import Experiment, Training, derive_seed
 from cpbkit.health import find_not_finite
 from cpbkit.models import zoo
+from cpbkit.precision import precision
 from cpbkit.stack import Stack
 from cpbkit.windows import Series, Splits, Windows
 
@@ -93,37 +92,6 @@ def assemble(
     windows = Windows(series, task, torch.device(device), dtype, splits)
     names = [one.name for one in series]
     return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
-
-
-@contextlib.contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Let products of float32 be TF32, or not, and put the setting back, whichever of torch's interfaces made it."""
-    matmul = torch.backends.cuda.matmul
-    try:
-        put_back = functools.partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    except RuntimeError:  # the newer one did, and the older one refuses to read it
-        put_back = functools.partial(setattr, matmul, "fp32_precision", matmul.fp32_precision)
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    try:
-        yield
-    finally:
-        put_back()
-
-
-@contextlib.contextmanager
-def precision(training: Training, device: torch.device) -> Iterator[torch.autocast]:
-    """Set torch up for the precision, yield the autocast to compute under, and put everything back."""
-    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(training.precision)
-    autocast = torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(training.deterministic)
-    if training.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses products on a GPU
-    try:
-        with tf32(training.precision == "tf32"):
-            yield autocast
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:

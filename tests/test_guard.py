@@ -157,6 +157,7 @@ def test_a_flag_of_the_newer_interface_is_no_obstacle():
     try:
         with preserved():
             torch.set_grad_enabled(False)
+            torch.set_float32_matmul_precision("highest")
         assert flags.fp32_precision == "tf32" and torch.is_grad_enabled()
     finally:
         flags.fp32_precision = before

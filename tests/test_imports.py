@@ -9,9 +9,9 @@ import pytest
 from conftest import ROOT
 
 LAYERS = (
-    """errors experiment presets atomic capture memory clock indicators metrics data.klines data.venue data.archive
-    models.layers gpu_check.chips gpu_check.environment gpu_check.findings gpu_check.diagnosis gpu_check.guard
-    gpu_check.rnn_path gpu_check.nvml gpu_check.trace gpu_check.numbers gpu_check.ceilings""",
+    """errors experiment presets atomic capture memory precision clock indicators metrics data.klines data.venue
+    data.archive models.layers gpu_check.chips gpu_check.environment gpu_check.findings gpu_check.diagnosis
+    gpu_check.guard gpu_check.rnn_path gpu_check.nvml gpu_check.trace gpu_check.numbers gpu_check.ceilings""",
     """data.store data.download data.order data.binance data.yahoo data.files data.synthetic windows stack run machine
     models.naive models.linear models.recurrent models.transformer gpu_check.census gpu_check.monitor
     gpu_check.clocks gpu_check.probes gpu_check.step gpu_check.simulator gpu_check.tensors gpu_check.trials""",

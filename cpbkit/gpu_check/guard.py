@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from cpbkit.precision import keep_matmul_precision
+
 
 @dataclass
 class Notes:
@@ -28,8 +30,9 @@ def preserved(*things) -> Iterator[Notes]:
     """Run the body, then put back everything that `things` can reach; what it prints goes to the notes."""
     notes, out = Notes(), io.StringIO()
     restores = list(_keep(find_belongings(*things), notes))
+    restores.append(keep_matmul_precision())
     for get, put in _flags():
-        with contextlib.suppress(RuntimeError):  # torch refuses to read a TF32 flag that its newer interface has set
+        with contextlib.suppress(RuntimeError):  # torch refuses to read cuDNN's TF32 where its newer interface set it
             restores.append(functools.partial(put, get()))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -100,7 +103,6 @@ FLAGS: list[tuple[Callable, Callable]] = [
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (random.getstate, random.setstate),
     (torch.get_rng_state, torch.set_rng_state),

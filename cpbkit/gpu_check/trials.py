@@ -47,12 +47,9 @@ class Gain:
         return Gain(self.fix, self.gain * factor, self.low * factor, self.high * factor, note)
 
 
-def compare(
-    clock, a: Callable[[], object], b: Callable[[], object], seconds: float, wrap=contextlib.nullcontext
-) -> Gain:
-    """Time A and B in turns and return the gain of b over a; wrap: what surrounds the blocks of b."""
-    with wrap():
-        once = min(time_block(clock, b) for _ in range(2))
+def compare(clock, a: Callable[[], object], b: Callable[[], object], seconds: float) -> Gain:
+    """Time A and B in turns and return the gain of b over a."""
+    once = min(time_block(clock, b) for _ in range(2))
     once += max(time_block(clock, a, 2), 1e-6)
     if PAIRS * once > 3 * seconds:
         took = f"{PAIRS} pairs would take {PAIRS * once:.0f} s"
@@ -62,8 +59,7 @@ def compare(
     for i in range(PAIRS):
         spent = {}
         for kind in ("ab", "ba")[i % 2]:  # A B B A: a machine that slows down slows both
-            with wrap() if kind == "b" else contextlib.nullcontext():
-                spent[kind] = time_block(clock, {"a": a, "b": b}[kind], steps)
+            spent[kind] = time_block(clock, {"a": a, "b": b}[kind], steps)
         ratios.append(spent["a"] / spent["b"])
     ratios.sort()
     return Gain("", median(ratios), ratios[1], ratios[-2])
@@ -87,8 +83,8 @@ def try_fixes(step: Step, diagnosis: Diagnosis, seconds: float) -> tuple[Gain, .
     return tuple(gains)
 
 
-def _race(step: Step, run: Callable[[], object], seconds: float, wrap=contextlib.nullcontext) -> Gain:
-    return compare(make_clock(step.place), step.loop(), run, seconds, wrap)
+def _race(step: Step, run: Callable[[], object], seconds: float) -> Gain:
+    return compare(make_clock(step.place), step.loop(), run, seconds)
 
 
 def try_variant(other: Step, step: Step, seconds: float) -> Gain:
