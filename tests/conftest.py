@@ -59,8 +59,8 @@ def walk(name: str, bars: int, seed: int = 0, phi: float = 0.0, gap_at: int = 0,
     import numpy as np
     from scipy.signal import lfilter
 
-    from cpbkit.experiment import OHLC, OHLC_RETURNS
-    from cpbkit.windows import Series
+    from cpbkit.config.experiment import OHLC, OHLC_RETURNS
+    from cpbkit.windows.series import Series
 
     rng = np.random.default_rng([seed, *name.encode()])
     returns = lfilter([1], [1, -phi], rng.normal(0, 0.01, bars))

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from cpbkit.config.experiment import Task, difference, from_json, to_json, vary
+from cpbkit.config.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
 from cpbkit.data.synthetic import make_network_trace
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import Task, difference, from_json, to_json, vary
 from cpbkit.models import zoo
-from cpbkit.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
-from cpbkit.stack import Stack
-from cpbkit.train import Fit, fit
-from cpbkit.windows import Windows, from_table
-from cpbkit.work import Result, Unit, work
+from cpbkit.runs.worker import Result, Unit, work
+from cpbkit.training.loop import Fit, fit
+from cpbkit.training.stack import Stack
+from cpbkit.windows.series import from_table
+from cpbkit.windows.windows import Windows
 
 TASK = PRESETS["bandwidth"].task
 

@@ -11,25 +11,25 @@ import pytest
 import torch
 from conftest import walk
 
-from cpbkit import machine
 from cpbkit.bench import cells, data, doctor, gauges, indicators, market, peers, presets, report, stacks, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.mirror import serve
 from cpbkit.bench.sweep import Effort, bench_sweep, choose_cases, count_flops
 from cpbkit.bench.twins import TWINS
+from cpbkit.config.experiment import OHLC, Task, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import OHLC, Task, vary
+from cpbkit.hardware import provenance
 from cpbkit.indicators import INDICATORS, compute
-from cpbkit.plan import Plan
-from cpbkit.presets import PRESETS
+from cpbkit.runs.plan import Plan
 
 CPU = torch.device("cpu")
 TASK = Task(context=30, horizon=4, targets=OHLC, target_weights=(1.0, 0.5, 0.25, 2.0))
 ABOUT = {"date", "machine", "versions", "commit", "bench"}
 
 
-EMPTY_SWEEP = {"bench": "sweep", **machine.describe(), "models": 8, "cases": [], "matmul": {}, "growth": None}
+EMPTY_SWEEP = {"bench": "sweep", **provenance.describe(), "models": 8, "cases": [], "matmul": {}, "growth": None}
 EMPTY_SWEEP |= {"left_out": {}}
 
 
@@ -201,7 +201,7 @@ def test_here_counts_the_memory_that_a_side_takes():
 
 
 def test_the_machine_is_described_without_git_too(tmp_path):
-    assert machine.commit(tmp_path) == ""
+    assert provenance.commit(tmp_path) == ""
     checkout, installed = tmp_path / "checkout", tmp_path / "checkout/installed"
     installed.mkdir(parents=True)
     (checkout / "own.py").touch()
@@ -209,7 +209,7 @@ def test_the_machine_is_described_without_git_too(tmp_path):
     user = ("-c", "user.name=A", "-c", "user.email=a@example.org")
     for words in (("init", "-q"), ("add", "own.py"), (*user, "commit", "-qm", "One")):
         subprocess.run(["git", "-C", checkout, *words], check=True)
-    assert len(machine.commit(checkout)) == 10 and machine.commit(installed) == ""
+    assert len(provenance.commit(checkout)) == 10 and provenance.commit(installed) == ""
     assert gauges.matmul_rate(CPU, "float64") > 1e6
 
 

@@ -17,12 +17,12 @@ from conftest import NOWHERE, ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cpbkit.config.experiment import SYMBOLS
 from cpbkit.data import archive, binance
 from cpbkit.data.binance import Hosts, Incomplete, fetch_klines
+from cpbkit.data.cache import Store
 from cpbkit.data.download import Retries
-from cpbkit.data.store import Store
 from cpbkit.errors import CpbkitError, DataError, UnknownName
-from cpbkit.experiment import SYMBOLS
 
 NOW = "2025-03-12T10:30"
 QUICK = Retries(connect=2, read=0.4, whole=0.5, tries=3, backoff=0.002, longest_wait=0.02)

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from cpbkit.gpu_check.census import Census
-from cpbkit.gpu_check.chips import CHIPS
 from cpbkit.gpu_check.faults import WrittenLSTM, make_toy
 from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.preflight import CALL, preflight, recurrences_as_leaves
 from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path, read_path
 from cpbkit.gpu_check.step import Step
+from cpbkit.hardware.chips import CHIPS
 
 
 def test_views_cost_nothing_and_products_are_counted():

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 from conftest import ROOT
 
-from cpbkit.audit import Finding
 from cpbkit.cli.command import Commands
 from cpbkit.cli.main import cpbkit
+from cpbkit.config.experiment import to_json, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
-from cpbkit.experiment import to_json, vary
-from cpbkit.presets import PRESETS
+from cpbkit.evaluation.leakage import Finding
 
 
 def run(*arguments, cli=cpbkit):
@@ -304,7 +304,7 @@ def test_status_counts_what_is_done(swept):
 def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatch):
     market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01")
     market |= make_market(["ETHUSDT"], ["1h"], "2025-01-01", "2025-01-02")
-    monkeypatch.setattr("cpbkit.sweep.load_klines", lambda *_: market)
+    monkeypatch.setattr("cpbkit.runs.sweep.load_klines", lambda *_: market)
     shown = run(*SWEEP, "--epochs", "1", "--executor", "local", "--run", tmp_path)
     assert shown.exit_code == 1 and "ETHUSDT_1h failed: ETHUSDT_1h: the train split" in shown.output
     assert "of 2 beat" in shown.output and "could not be judged" in shown.output
@@ -322,8 +322,8 @@ def audited(monkeypatch):
         return Finding("overfit one batch", "OK", "falls")
 
     leak = Mock(side_effect=lambda *_, **__: [Finding("future", words[-1], "`rsi` of row 7 changes")])
-    monkeypatch.setattr("cpbkit.audit.audit", leak)
-    monkeypatch.setattr("cpbkit.audit.check_overfit", finding)
+    monkeypatch.setattr("cpbkit.evaluation.leakage.audit", leak)
+    monkeypatch.setattr("cpbkit.evaluation.leakage.check_overfit", finding)
     return words, seen
 
 
@@ -379,7 +379,7 @@ def test_smoke_finds_what_is_planted_and_nothing_else():
 
 @pytest.mark.slow
 def test_smoke_fails_where_a_model_learns_nothing(monkeypatch):
-    monkeypatch.setattr("cpbkit.audit.OVERFIT_STEPS", 50)
+    monkeypatch.setattr("cpbkit.evaluation.leakage.OVERFIT_STEPS", 50)
     shown = run("smoke", "--epochs", "1", "--set", "learning_rate=1e-9")
     assert shown.exit_code == 1 and "not as expected: BTCUSDT_15m" in shown.output
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import UnknownName
-from cpbkit.experiment import vary
 from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.doctor import _throttling, diagnose, preset_step, render
@@ -22,7 +23,6 @@ from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.trials import TRIALS, Gain, compare, try_fixes
-from cpbkit.presets import PRESETS
 
 
 class Clock(HostClock):

@@ -9,11 +9,11 @@ import torch
 from conftest import walk
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpbkit import train
-from cpbkit.capture import capture
-from cpbkit.experiment import vary
-from cpbkit.presets import PRESETS
-from cpbkit.train import Fit, assemble, fit
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.training import loop
+from cpbkit.training.cuda_graph import capture
+from cpbkit.training.loop import Fit, assemble, fit
 
 SMALL = vary(
     PRESETS["quick"], width=4, context=8, horizon=2, dropout=0.1, layers=2, teacher_forcing=0.5, epochs=3, patience=1
@@ -87,7 +87,7 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
     ends = {}
     for mode in ("graph", "eager"):
         if mode == "eager":
-            monkeypatch.setattr(train, "captured", lambda step, stack, i: (step, "eager"))
+            monkeypatch.setattr(loop, "captured", lambda step, stack, i: (step, "eager"))
         run, _ = started("cuda")
         ends[mode] = {f.name: f for state in run if not state.step for f in state.finished}
     for name, one in ends["graph"].items():
@@ -149,16 +149,16 @@ def test_a_captured_step_is_held_to_the_step_and_leaves_no_trace(monkeypatch, ki
         return SimpleNamespace(replay=step if kind == "honest" else lambda: None)
 
     def captured(step, stack, i):
-        run, said = train._captured(step, stack, i)
+        run, said = loop._captured(step, stack, i)
         modes.append(said)
         return run, said
 
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
-    monkeypatch.setattr(train, "capture", capture)
+    monkeypatch.setattr(loop, "capture", capture)
     ends = []
-    for way in (train.captured, captured):
-        monkeypatch.setattr(train, "captured", way)
+    for way in (loop.captured, captured):
+        monkeypatch.setattr(loop, "captured", way)
         run, stack = started()
         for _ in itertools.islice(run, STEPS):
             pass
@@ -178,7 +178,7 @@ def test_the_precision_of_products_is_put_back_whichever_interface_set_it(name, 
         if newer:
             flags.fp32_precision = "tf32"
         before = flags.fp32_precision
-        with train.precision(vary(SMALL, precision=name).training, torch.device("cpu")):
+        with loop.precision(vary(SMALL, precision=name).training, torch.device("cpu")):
             assert torch.get_float32_matmul_precision() == inside
         assert flags.fp32_precision == before
     finally:

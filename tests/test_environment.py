@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from cpbkit.gpu_check import environment
-from cpbkit.gpu_check.chips import find_chip
-from cpbkit.gpu_check.environment import Device, Facts
 from cpbkit.gpu_check.findings import check_environment, judge, runs_on
+from cpbkit.hardware import environment
+from cpbkit.hardware.chips import find_chip
+from cpbkit.hardware.environment import Device, Facts
 
 T4 = Device("Tesla T4", (7, 5), 15_800_000_000)
 P100 = Device("Tesla P100-PCIE-16GB", (6, 0), 16_000_000_000)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cpbkit import executors
+from cpbkit.runs import executors
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cpbkit.config.experiment import OHLC
 from cpbkit.data.files import read_folder, read_klines, read_table
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
-from cpbkit.experiment import OHLC
 
 COLUMNS = [*OHLC, "volume"]
 

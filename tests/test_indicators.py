@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpbkit import indicators
+from cpbkit.config.experiment import OHLC, OHLC_RETURNS
 from cpbkit.errors import DataError, UnknownName
-from cpbkit.experiment import OHLC, OHLC_RETURNS
 from cpbkit.indicators import INDICATORS, compute
 
 WARM_UP = 400  # rows after which different starts of Wilder's average agree to 1e-10

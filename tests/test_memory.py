@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpbkit import memory
+from cpbkit.hardware import memory
 
 CPU = torch.device("cpu")
 MEGABYTES = 40  # more than glibc ever keeps by itself

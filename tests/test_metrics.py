@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cpbkit import metrics
+from cpbkit.evaluation import metrics
 
 
 def losses(seed=0, count=200):

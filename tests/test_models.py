@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Model, Task
 from cpbkit.errors import CpbkitError, UnknownName
-from cpbkit.experiment import OHLC, OHLC_RETURNS, Model, Task
 from cpbkit.models import layers, linear, transformer, zoo
 
 M, B = 3, 5

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from cpbkit.gpu_check import monitor
-from cpbkit.gpu_check.monitor import Monitor, growth
-from cpbkit.gpu_check.nvml import load_nvml, nvml_handles
+from cpbkit.hardware import monitor
+from cpbkit.hardware.monitor import Monitor, growth
+from cpbkit.hardware.nvml import load_nvml, nvml_handles
 
 
 class Refused(Exception):

@@ -13,9 +13,9 @@ import zipfile
 import pytest
 from conftest import ROOT
 
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
-from cpbkit.experiment import vary
-from cpbkit.presets import PRESETS
 
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -113,7 +113,7 @@ def test_every_path_of_the_readme_is_there():
     _, _, text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where things are")
     found = re.findall(r"^( {4,6})((?:[\w/]+(?:/|\.py) )+)", text, flags=re.MULTILINE)
     named = [("cpbkit/" if len(indent) > 4 else "") + path for indent, paths in found for path in paths.split()]
-    assert {"notebooks/", "tests/", "cpbkit/presets.py", "cpbkit/machine.py", "cpbkit/data/"} < set(named)
+    assert {"notebooks/", "tests/", "cpbkit/errors.py", "cpbkit/indicators.py", "cpbkit/data/"} < set(named)
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert len(named) == len(set(named))
 
@@ -125,8 +125,10 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert lines.count("\n") - lines.count("\n\n") <= 10
     small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
     monkeypatch.setitem(PRESETS, "quick", small)
-    monkeypatch.setattr("cpbkit.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
-    monkeypatch.setattr("cpbkit.plan.count_cores", lambda: 1)  # a process of its own would not see the small preset
+    monkeypatch.setattr("cpbkit.runs.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
+    monkeypatch.setattr(
+        "cpbkit.runs.plan.count_cores", lambda: 1
+    )  # a process of its own would not see the small preset
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
     assert "BTCUSDT_1h" in capsys.readouterr().out and (tmp_path / "runs/first/report.html").exists()

@@ -5,11 +5,11 @@ import math
 import pytest
 from conftest import walk
 
-from cpbkit import plan as module
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import vary
-from cpbkit.plan import Trial, make_plan
-from cpbkit.presets import PRESETS
+from cpbkit.runs import plan as module
+from cpbkit.runs.plan import Trial, make_plan
 
 EXPERIMENT = vary(PRESETS["quick"], width=4, context=12, epochs=50)
 SERIES = {f"S{i}": walk(f"S{i}", 500 + 100 * i) for i in range(5)}

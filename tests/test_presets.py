@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from cpbkit import indicators
-from cpbkit.experiment import Task, from_json, to_json, vary
+from cpbkit.config.experiment import Task, from_json, to_json, vary
+from cpbkit.config.presets import NETWORK, PRESETS
 from cpbkit.models import zoo
-from cpbkit.presets import NETWORK, PRESETS
-from cpbkit.stack import Stack
-from cpbkit.train import Fit, fit
-from cpbkit.windows import TARGETS, Series, Windows
+from cpbkit.training.loop import Fit, fit
+from cpbkit.training.stack import Stack
+from cpbkit.windows.series import TARGETS, Series
+from cpbkit.windows.windows import Windows
 
 COUNTS = {
     "transformer": 926_852 + (4 + 1) * 128,  # the source's, and an own input layer of the decoder

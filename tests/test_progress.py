@@ -2,10 +2,10 @@
 
 import pytest
 
-from cpbkit.experiment import vary
-from cpbkit.presets import PRESETS
-from cpbkit.progress import Pace, State
-from cpbkit.work import Progress
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.runs.progress import Pace, State
+from cpbkit.runs.worker import Progress
 
 
 def word(unit, seconds, **shares):

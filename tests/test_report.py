@@ -8,13 +8,13 @@ import re
 import subprocess
 
 import pytest
-from test_plots import EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
+from test_views import EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
 
-from cpbkit import evaluate
+from cpbkit.config.experiment import to_json, vary
 from cpbkit.errors import RunError
-from cpbkit.experiment import to_json, vary
-from cpbkit.plots.style import label
-from cpbkit.report import write_report
+from cpbkit.evaluation import verdicts
+from cpbkit.views.report import write_report
+from cpbkit.views.style import label
 
 ABOUT = {
     "command": "cpbkit sweep --run 'runs/<first> & only'",
@@ -103,11 +103,11 @@ def test_the_page_is_sound_and_loads_nothing(path, page):
 
 
 def test_each_verdict_is_on_the_page(page):
-    by_head = evaluate.judgements(made_up_results(heads=("price", "volatility")))
+    by_head = verdicts.judgements(made_up_results(heads=("price", "volatility")))
     tables = [t[1:] for t in page.tables if t[0][:2] == ["series", "verdict"]]
     for (head, group), rows in zip(by_head.items(), tables, strict=True):
-        found = evaluate.verdicts(group)
-        assert evaluate.headline(found, head, 2) in page.text
+        found = verdicts.verdicts(group)
+        assert verdicts.headline(found, head, 2) in page.text
         order = sorted(group, key=lambda name: -group[name].skill)
         assert [row[:2] for row in rows] == [[label(name), found[name].word] for name in order]
         j, row = group[order[0]], rows[0]

@@ -15,17 +15,17 @@ import pytest
 import safetensors.numpy
 from conftest import walk
 
-from cpbkit import sweep as module
-from cpbkit import work
+from cpbkit.config.experiment import SYMBOLS, to_json, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance, synthetic
 from cpbkit.errors import CpbkitError
-from cpbkit.evaluate import judgements, verdicts
-from cpbkit.experiment import SYMBOLS, to_json, vary
-from cpbkit.plan import Plan
-from cpbkit.presets import PRESETS
-from cpbkit.progress import State
-from cpbkit.run import Run
-from cpbkit.sweep import sweep
+from cpbkit.evaluation.verdicts import judgements, verdicts
+from cpbkit.runs import sweep as module
+from cpbkit.runs import worker
+from cpbkit.runs.folder import Run
+from cpbkit.runs.plan import Plan
+from cpbkit.runs.progress import State
+from cpbkit.runs.sweep import sweep
 
 TINY = vary(
     PRESETS["quick"],
@@ -105,7 +105,7 @@ def test_a_script_needs_no_guard(tmp_path):
     """Processes that start must not run the caller's script again: it would sweep in each of them."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from cpbkit.experiment import from_json\nfrom cpbkit.sweep import sweep\n"
+        "from cpbkit.config.experiment import from_json\nfrom cpbkit.runs.sweep import sweep\n"
         "print('begun')\n"
         f"experiment = from_json(open({str(tmp_path / 'experiment.json')!r}).read())\n"
         f"print(len(sweep(experiment, {str(tmp_path / 'run')!r}, executor='processes', workers=2)))\n"
@@ -116,15 +116,15 @@ def test_a_script_needs_no_guard(tmp_path):
 
 
 def test_a_checkpoint_of_other_bars_is_not_gone_on_from(monkeypatch):
-    monkeypatch.setattr(work, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "CHECKPOINT_SECONDS", 0.0)
     experiment = vary(TINY, steps=9)
-    (old, *_) = (m for m in work.work(unit("A", 400, experiment)) if isinstance(m, work.Checkpoint))
+    (old, *_) = (m for m in worker.work(unit("A", 400, experiment)) if isinstance(m, worker.Checkpoint))
     same, other = unit("A", 400, experiment), unit("A", 500, experiment)
-    ways = [list(work.work(replace(one, checkpoint=old.content))) for one in (same, other)]
-    ends = [next(m for m in messages if isinstance(m, work.Result)).model for messages in ways]
-    alone = next(m for m in work.work(other) if isinstance(m, work.Result)).model
+    ways = [list(worker.work(replace(one, checkpoint=old.content))) for one in (same, other)]
+    ends = [next(m for m in messages if isinstance(m, worker.Result)).model for messages in ways]
+    alone = next(m for m in worker.work(other) if isinstance(m, worker.Result)).model
     assert ends[1] == alone and ends[0] != ends[1]
-    notes = [[m.text for m in messages if isinstance(m, work.Note)] for messages in ways]
+    notes = [[m.text for m in messages if isinstance(m, worker.Note)] for messages in ways]
     assert notes == [[], ["A+0 begins anew: its checkpoint is of other bars than are there now"]]
 
 
@@ -144,18 +144,18 @@ def test_a_series_that_ended_on_other_bars_is_kept_and_said(undisturbed, tmp_pat
 
 
 def unit(name, bars, experiment=TINY):
-    return work.Unit(f"{name}+0", experiment, (walk(name, bars),))
+    return worker.Unit(f"{name}+0", experiment, (walk(name, bars),))
 
 
 def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
-    honest = work.forecast
-    monkeypatch.setattr(work, "forecast", lambda *given: [honest(*given)[0] * np.nan])
-    (end,) = (m for m in work.work(unit("A", 400, vary(TINY, steps=9))) if isinstance(m, work.Result))
+    honest = worker.forecast
+    monkeypatch.setattr(worker, "forecast", lambda *given: [honest(*given)[0] * np.nan])
+    (end,) = (m for m in worker.work(unit("A", 400, vary(TINY, steps=9))) if isinstance(m, worker.Result))
     assert end.line["status"] == "sick" and "not finite" in end.line["reason"] and end.model is None
 
 
 def _run_with_many_checkpoints(folder):
-    work.CHECKPOINT_SECONDS, work.CHECKPOINT_SHARE = 0.0, 1.0
+    worker.CHECKPOINT_SECONDS, worker.CHECKPOINT_SHARE = 0.0, 1.0
     sweep(TINY, folder, workers=1, command="cpbkit sweep")
 
 
@@ -165,7 +165,7 @@ def test_a_sweep_killed_at_random_moments_ends_bit_equal(undisturbed, tmp_path):
     (tmp_path / "killed/progress").mkdir(parents=True)  # the same plan: another stack rounds in another way
     shutil.copy(undisturbed / "progress/plan.json", tmp_path / "killed/progress")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cpbkit.sweep", "torch._dynamo"])  # so that a child starts at once
+    context.set_forkserver_preload(["cpbkit.runs.sweep", "torch._dynamo"])  # so that a child starts at once
     for i in range(45):  # lives that grow, so that both a quick and a slow machine are interrupted often
         child = context.Process(target=_run_with_many_checkpoints, args=(tmp_path / "killed",))
         child.start()
@@ -250,14 +250,14 @@ def test_the_planted_share_is_found_where_it_is_and_nowhere_else(tmp_path):
 
 
 def test_a_stack_that_does_not_fit_is_halved_and_the_plan_remembers(tmp_path, monkeypatch):
-    assemble, notes = work.assemble, []
+    assemble, notes = worker.assemble, []
 
     def small(experiment, series, device):
         if len(series) > 2:
             raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
         return assemble(experiment, series, device)
 
-    monkeypatch.setattr(work, "assemble", small)
+    monkeypatch.setattr(worker, "assemble", small)
     plan = Plan([list(TINY.series)], steps=9, epochs=2, patience=2, devices=["cpu"])
     monkeypatch.setattr(module, "make_plan", lambda *_: plan)
     results = sweep(TINY, tmp_path, workers=1, on_progress=lambda state: notes.append(state.stage))
@@ -272,9 +272,9 @@ def test_one_model_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
     def none(*_):
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr(work, "assemble", none)
+    monkeypatch.setattr(worker, "assemble", none)
     with pytest.raises(CpbkitError, match="does not fit into the memory of cpu, alone"):
-        list(work.work(work.Unit("BTCUSDT_1h+0", TINY, (walk("BTCUSDT_1h", 300),))))
+        list(worker.work(worker.Unit("BTCUSDT_1h+0", TINY, (walk("BTCUSDT_1h", 300),))))
 
 
 def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
@@ -304,11 +304,11 @@ class Hurrying:
 
 def test_a_unit_takes_its_share_of_the_time_that_is_left(monkeypatch):
     clock = Hurrying()
-    monkeypatch.setattr(work, "time", clock)
+    monkeypatch.setattr(worker, "time", clock)
     begun = clock.now
     experiment = vary(TINY, epochs=100_000, patience=100_000, steps=9)
-    unit = work.Unit("BTCUSDT_1h+0", experiment, (walk("BTCUSDT_1h", 500),), deadline=begun + 6, turns=3)
-    ends = [message for message in work.work(unit) if isinstance(message, work.Result)]
+    unit = worker.Unit("BTCUSDT_1h+0", experiment, (walk("BTCUSDT_1h", 500),), deadline=begun + 6, turns=3)
+    ends = [message for message in worker.work(unit) if isinstance(message, worker.Result)]
     assert [end.line["reason"] for end in ends] == ["the time is up"]
     assert clock.now - begun == pytest.approx(2, rel=0.1)
 

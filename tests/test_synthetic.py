@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cpbkit.config.experiment import OHLC_RETURNS, SYMBOLS
 from cpbkit.data import synthetic
 from cpbkit.data.synthetic import make_market, make_network_trace, planted_skill, predictable_series
 from cpbkit.errors import DataError, UnknownName
-from cpbkit.experiment import OHLC_RETURNS, SYMBOLS
 from cpbkit.indicators import compute
 
 START, END = "2025-03-01", "2025-05-23"  # 8064 bars of 15m

@@ -8,10 +8,13 @@ import pytest
 import torch
 from conftest import walk
 
+from cpbkit.config.experiment import Task
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
-from cpbkit.experiment import Task
-from cpbkit.windows import MIN_WINDOWS, Scaler, Series, Splits, Windows, from_klines, from_table, origins, split
+from cpbkit.windows.scaling import Scaler
+from cpbkit.windows.series import Series, from_klines, from_table
+from cpbkit.windows.splits import MIN_WINDOWS, Splits, origins, split
+from cpbkit.windows.windows import Windows
 
 TASK = Task(context=12, horizon=3)
 

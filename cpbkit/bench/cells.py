@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from cpbkit.capture import capture
+from cpbkit.config.presets import PRESETS
 from cpbkit.models.layers import GRU, LSTM, Linear, Recurrent
-from cpbkit.presets import PRESETS
+from cpbkit.training.cuda_graph import capture
 
 SHAPES = ("quick", "gru", "seq2seq_lstm", "v8_stable")  # presets whose first layer is measured
 STREAMS = 8

@@ -14,17 +14,17 @@ import pandas as pd
 import requests
 import torch
 
-from cpbkit import machine
 from cpbkit.bench.market import make_bars, make_series
 from cpbkit.bench.mirror import serve
+from cpbkit.config.experiment import SYMBOLS
+from cpbkit.config.presets import PRESETS
 from cpbkit.data.archive import ArchiveFile
 from cpbkit.data.binance import Hosts, fetch_klines
+from cpbkit.data.cache import Store
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines
-from cpbkit.data.store import Store
 from cpbkit.data.synthetic import make_market
-from cpbkit.experiment import SYMBOLS
-from cpbkit.presets import PRESETS
-from cpbkit.windows import Windows
+from cpbkit.hardware import provenance
+from cpbkit.windows.windows import Windows
 
 INTERVALS = ("15m", "1h")
 END, QUICK_END = "2025-03-31", "2025-01-31"  # last day of what the mirror has, from the year's first day
@@ -59,7 +59,7 @@ def bench_data(*, quick: bool = False, say: Callable[[str], None] = lambda text:
     ratios = [theirs / ours for ours, theirs in zip(seconds[OURS], seconds[THEIRS], strict=True)]
     return {
         "bench": "data",
-        **machine.describe(),
+        **provenance.describe(),
         "files": len(zips),
         "bytes": sum(len(files[path]) for path in zips),
         "bars": sum(len(klines.frame) for klines in market.values()),

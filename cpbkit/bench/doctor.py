@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from cpbkit import machine
 from cpbkit.gpu_check.simulator import score_verdicts
+from cpbkit.hardware import provenance
 
 LOOPS, QUICK_LOOPS = 40, 8  # of each scenario
 JITTER = 0.05  # relative error of every measured time
@@ -15,4 +15,11 @@ def bench_doctor(*, quick: bool = False, say: Callable[[str], None] = lambda tex
     loops = QUICK_LOOPS if quick else LOOPS
     say(f"{loops} loops of each scenario, {JITTER:.0%} jitter")
     score = score_verdicts(loops, JITTER, SEED).to_dict()
-    return {"bench": "doctor", **machine.describe(), "jitter": JITTER, "seed": SEED, "simulated": True, "score": score}
+    return {
+        "bench": "doctor",
+        **provenance.describe(),
+        "jitter": JITTER,
+        "seed": SEED,
+        "simulated": True,
+        "score": score,
+    }

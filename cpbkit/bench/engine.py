@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from cpbkit import memory
 from cpbkit.bench.gauges import wait
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Experiment, vary
-from cpbkit.stack import Stack
-from cpbkit.train import Fit, assemble, fit
-from cpbkit.windows import Series
+from cpbkit.hardware import memory
+from cpbkit.training.loop import Fit, assemble, fit
+from cpbkit.training.stack import Stack
+from cpbkit.windows.series import Series
 
 
 @dataclass(frozen=True)

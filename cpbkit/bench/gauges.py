@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from cpbkit.precision import tf32
+from cpbkit.training.precision import tf32
 
 MATMUL = 1024  # rows and columns of the product that says what the machine can do
 MATMUL_GPU = 8192

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from cpbkit import machine
 from cpbkit.bench.market import make_bars
+from cpbkit.hardware import provenance
 from cpbkit.indicators import INDICATORS, compute
 
 BARS = 24_000  # of one series
@@ -22,7 +22,7 @@ def bench_indicators(*, quick: bool = False, say: Callable[[str], None] = lambda
 
     Where TA-Lib is missing its side is absent and `missing` says so.
     """
-    document = {"bench": "indicators", **machine.describe(), "bars": BARS}
+    document = {"bench": "indicators", **provenance.describe(), "bars": BARS}
     frame = next(iter(make_bars(1, BARS).values())).frame.iloc[:BARS]
     year = next(iter(make_bars(1, YEAR).values())).frame
     rounds = QUICK_ROUNDS if quick else ROUNDS

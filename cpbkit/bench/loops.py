@@ -7,10 +7,11 @@ from torch import Tensor
 
 from cpbkit.bench.gauges import wait
 from cpbkit.bench.twins import Coins, make_twin
-from cpbkit.experiment import Experiment, Training, derive_seed
-from cpbkit.stack import OPTIMIZERS
-from cpbkit.train import assemble
-from cpbkit.windows import Series, Windows
+from cpbkit.config.experiment import Experiment, Training, derive_seed
+from cpbkit.training.loop import assemble
+from cpbkit.training.stack import OPTIMIZERS
+from cpbkit.windows.series import Series
+from cpbkit.windows.windows import Windows
 
 ROUND = 200  # steps after which the batches come again
 

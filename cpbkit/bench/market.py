@@ -3,11 +3,11 @@
 import datetime as dt
 import math
 
+from cpbkit.config.experiment import SYMBOLS, Task
+from cpbkit.config.presets import NETWORK
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines
 from cpbkit.data.synthetic import make_market, make_network_trace
-from cpbkit.experiment import SYMBOLS, Task
-from cpbkit.presets import NETWORK
-from cpbkit.windows import Series, from_klines, from_table
+from cpbkit.windows.series import Series, from_klines, from_table
 
 INTERVAL = "15m"
 BARS = 5000  # as many as the loop in circulation takes

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from cpbkit.bench.market import make_series
-from cpbkit.experiment import Experiment
-from cpbkit.gpu_check.environment import count_cores
+from cpbkit.config.experiment import Experiment
+from cpbkit.hardware.environment import count_cores
 
 LIBRARIES = {"neuralforecast": "neuralforecast", "darts": "darts[torch]"}  # what pip is asked for
 MODELS = ("gru", "lstm", "nlinear", "dlinear")  # what both have, as encoders of the same width and layers

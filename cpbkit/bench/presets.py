@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cpbkit import machine
 from cpbkit.bench.engine import Workers
 from cpbkit.bench.market import BARS, make_series
 from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine
+from cpbkit.config.experiment import Experiment, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
-from cpbkit.experiment import Experiment, vary
-from cpbkit.plan import FORWARD_SHARE, Plan, make_plan
-from cpbkit.presets import PRESETS
-from cpbkit.sweep import Place
-from cpbkit.windows import Series, split
-from cpbkit.work import Result, Unit
+from cpbkit.hardware import provenance
+from cpbkit.runs.plan import FORWARD_SHARE, Plan, make_plan
+from cpbkit.runs.sweep import Place
+from cpbkit.runs.worker import Result, Unit
+from cpbkit.windows.series import Series
+from cpbkit.windows.splits import split
 
 SERIES = 4  # that skill is measured on
 BLOCK, ROUNDS = 0.3, 3  # seconds, times
@@ -44,7 +45,7 @@ def bench_presets(
             rows.append(time_preset(name, models, workers) | train_briefly(name, seconds))
     return {
         "bench": "presets",
-        **machine.describe(),
+        **provenance.describe(),
         "models": models,
         "bars": BARS,
         "device": "cuda" if torch.cuda.is_available() else "cpu",

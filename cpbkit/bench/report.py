@@ -18,7 +18,7 @@ def save(document: dict, path: str | os.PathLike) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_bytes(path, (json.dumps(document, indent=2) + "\n").encode())
     if document["bench"] == "sweep":
-        from cpbkit.plots.bench import bench_figure
+        from cpbkit.views.bench import bench_figure
 
         atomic.write_bytes(path.with_suffix(".png"), bench_figure(document).png(scale=2))
 

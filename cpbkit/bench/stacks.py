@@ -7,9 +7,9 @@ from functools import partial
 
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.market import make_series
-from cpbkit.experiment import vary
-from cpbkit.plan import make_plan
-from cpbkit.presets import PRESETS
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.runs.plan import make_plan
 
 WIDTHS = (8, 16, 32, 64, 128)  # of the `gru` preset
 SIZES = (1, 2, 4, 8)  # models a stack, besides all that fall to a process

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cpbkit import machine
 from cpbkit.bench import gauges
 from cpbkit.bench.cells import measure_cells
 from cpbkit.bench.engine import Here, Job, Workers, engine
@@ -17,13 +16,14 @@ from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.market import make_series
 from cpbkit.bench.stacks import measure_stacks
 from cpbkit.bench.twins import TWINS
+from cpbkit.config.experiment import Experiment, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import check_name
-from cpbkit.experiment import Experiment, vary
-from cpbkit.gpu_check.environment import count_cores
+from cpbkit.hardware import provenance
+from cpbkit.hardware.environment import count_cores
 from cpbkit.models import zoo
-from cpbkit.plan import Plan, make_plan
-from cpbkit.presets import PRESETS
-from cpbkit.windows import Series
+from cpbkit.runs.plan import Plan, make_plan
+from cpbkit.windows.series import Series
 
 MODELS = 40
 NARROW = (("gru", 8), ("lstm", 8), ("lstm", 16))  # besides `quick`: a CPU spends their time on launching
@@ -65,7 +65,7 @@ def bench_sweep(
     """
     effort = QUICK if quick else FULL
     cases, left_out = choose_cases(presets, quick)
-    document = {"bench": "sweep", **machine.describe(), "models": models, "device": device().type}
+    document = {"bench": "sweep", **provenance.describe(), "models": models, "device": device().type}
     document["matmul"] = measure_ceilings(cases, say)
     rows, growth = [], None
     with Workers(count_workers()) as workers:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpbkit.experiment import Experiment, Model, Task
+from cpbkit.config.experiment import Experiment, Model, Task
 from cpbkit.models.linear import KERNEL
 from cpbkit.models.transformer import SPREAD, waves
-from cpbkit.stack import Stack
+from cpbkit.training.stack import Stack
 
 Coins = list[bool]  # whether a step sees the truth of the step before it
 

@@ -16,7 +16,7 @@ from cpbkit.cli.command import (
     which_settings,
     which_source,
 )
-from cpbkit.experiment import Experiment
+from cpbkit.config.experiment import Experiment
 
 
 @click.command(
@@ -46,10 +46,10 @@ def audit(folder, twins, calibration, inject, as_json, **given):
     """
     import pandas as pd
 
-    from cpbkit.audit import audit, check_calibration, check_overfit
-    from cpbkit.folds import refit
-    from cpbkit.sweep import load_klines
-    from cpbkit.windows import from_klines
+    from cpbkit.data.load import load_klines
+    from cpbkit.evaluation.backtest import refit
+    from cpbkit.evaluation.leakage import audit, check_calibration, check_overfit
+    from cpbkit.windows.series import from_klines
 
     if bool(folder) + calibration + inject > 1:
         raise click.UsageError("--calibration and --inject bring series of their own; give one of them, and no run")
@@ -57,7 +57,7 @@ def audit(folder, twins, calibration, inject, as_json, **given):
     if calibration:
         found["calibration"] = check_calibration()
     elif inject:
-        from cpbkit.planted import plant_leaks, plant_sicknesses
+        from cpbkit.runs.planted import plant_leaks, plant_sicknesses
 
         with status_line() as say:
             say("planting leaks")
@@ -84,7 +84,7 @@ def audit(folder, twins, calibration, inject, as_json, **given):
 
 
 def _experiment(folder: str | None, preset: str, settings: dict, **given) -> Experiment:
-    from cpbkit.run import Run
+    from cpbkit.runs.folder import Run
 
     if folder is None:
         first = {"symbols": ("BTCUSDT",), "intervals": ("1h",)}

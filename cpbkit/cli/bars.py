@@ -95,7 +95,7 @@ def _cache_command(name: str, text: str):
     @click.option("--series", metavar="NAME", help="One series.  [default: all]")
     @as_json
     def command(market, series, as_json):
-        from cpbkit.data.store import Store
+        from cpbkit.data.cache import Store
 
         store = Store()
         entries = [dataclasses.asdict(entry) for entry in getattr(store, name)(market, series)]
@@ -162,7 +162,7 @@ def series(
 ):
     """Train a model on a table of your own, beside the forecast that nothing changes."""
     from cpbkit.data.files import read_table
-    from cpbkit.series import plan_series, run_series
+    from cpbkit.runs.table import plan_series, run_series
 
     table = read_table(file, time, columns)
     tenth = len(table) // 10

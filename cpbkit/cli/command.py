@@ -13,9 +13,9 @@ from typing import get_args
 
 import click
 
+from cpbkit.config.experiment import COINS, PARTS, Experiment, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, UnknownName, check_name
-from cpbkit.experiment import COINS, PARTS, Experiment, vary
-from cpbkit.presets import PRESETS
 
 GO_ON = "Nothing is left half done; the same command goes on from here."
 

@@ -3,7 +3,7 @@
 import click
 
 from cpbkit.cli.command import Command, as_json, show, status_line
-from cpbkit.presets import PRESETS
+from cpbkit.config.presets import PRESETS
 
 
 @click.command(

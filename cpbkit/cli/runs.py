@@ -19,9 +19,9 @@ from cpbkit.cli.command import (
     which_settings,
     which_source,
 )
+from cpbkit.config.experiment import Experiment, difference, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Experiment, difference, vary
-from cpbkit.presets import PRESETS
 
 
 @click.command(cls=Command, examples=("cpbkit demo", "cpbkit demo --run runs/first"))
@@ -83,11 +83,12 @@ def smoke(as_json, **given):
     model can learn one batch by heart, the first one beats the best naive forecast, the second does not, and both
     trainings were sound.
     """
-    from cpbkit.audit import check_overfit
+    from cpbkit.data.load import load_klines
     from cpbkit.data.synthetic import predictable_series
-    from cpbkit.evaluate import judgements, verdicts
-    from cpbkit.health import check_results
-    from cpbkit.sweep import load_klines, prepare, sweep
+    from cpbkit.evaluation.leakage import check_overfit
+    from cpbkit.evaluation.training_checks import check_results
+    from cpbkit.evaluation.verdicts import judgements, verdicts
+    from cpbkit.runs.sweep import prepare, sweep
 
     bars = {"source": "synthetic", "symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("15m",)}
     experiment = experiment_of(**given, **bars, start="2025-01-01", end="2025-02-28")
@@ -128,7 +129,7 @@ def smoke(as_json, **given):
 
 
 def _preview(experiment: Experiment, as_json: bool, **place) -> None:
-    from cpbkit.sweep import preview
+    from cpbkit.runs.sweep import preview
 
     with status_line() as say:
         plan = preview(experiment, **place, tell=say)
@@ -144,9 +145,9 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
 
 
 def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
-    from cpbkit.dashboard import Terminal
-    from cpbkit.run import REPORT, Run
-    from cpbkit.sweep import sweep
+    from cpbkit.runs.folder import REPORT, Run
+    from cpbkit.runs.sweep import sweep
+    from cpbkit.views.live import Terminal
 
     before, report = len(Run(folder).results()), Run(folder).folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
@@ -155,7 +156,7 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
     if before:
         click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
     if len(results) > before or not report.exists():
-        from cpbkit.report import write_report
+        from cpbkit.views.report import write_report
 
         write_report(folder)
     _show_run(folder, results, as_json)
@@ -171,8 +172,8 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
 
 def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and one line a head."""
-    from cpbkit.evaluate import headline, judgements, verdict_table, verdicts
-    from cpbkit.run import tell_stopped
+    from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
+    from cpbkit.runs.folder import tell_stopped
 
     lost = [line for line in results if line["status"] != "done"]
     by_head = judgements(line for line in results if line["status"] == "done")
@@ -212,7 +213,7 @@ def _verdict_text(table) -> str:
 @as_json
 def status(folder, as_json):
     """Say how far a run is, and whether it is being worked on."""
-    from cpbkit.run import Run
+    from cpbkit.runs.folder import Run
 
     run = Run(folder)
     results, series = run.results(), run.experiment.series
@@ -248,8 +249,8 @@ def verdict(folders, as_json):
     Of several RUNs that differ in their seed alone, say how much of each skill is the luck of it: `cpbkit sweep ...
     --set seed=1 --run runs/seed1` makes another.
     """
-    from cpbkit.evaluate import judgements, seed_spread
-    from cpbkit.run import Run
+    from cpbkit.evaluation.verdicts import judgements, seed_spread
+    from cpbkit.runs.folder import Run
 
     runs = [Run(folder) for folder in folders]
     for run in runs:
@@ -271,6 +272,6 @@ def verdict(folders, as_json):
 @run_folder
 def report(folder):
     """Write the report of a run, finished or not: one HTML file."""
-    from cpbkit.report import write_report
+    from cpbkit.views.report import write_report
 
     click.echo(write_report(folder))

@@ -18,9 +18,10 @@ import pandas as pd
 
 from cpbkit.data import archive
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece
+from cpbkit.data.cache import RANK, CacheError, Holding, Store, merge
 from cpbkit.data.download import Client, Gone, Retries, Unavailable
 from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, stamp, validate
-from cpbkit.data.order import (
+from cpbkit.data.request import (
     WILD,
     Order,
     contract_of,
@@ -35,7 +36,6 @@ from cpbkit.data.order import (
     unasked_bars,
     usable,
 )
-from cpbkit.data.store import RANK, CacheError, Holding, Store, merge
 from cpbkit.data.venue import LISTINGS
 from cpbkit.errors import CpbkitError, DataError, SourceError, UnknownName, check_name
 

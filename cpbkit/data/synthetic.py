@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from cpbkit.config.experiment import SYMBOLS
 from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, first_bar, grid_phase, series_name, validate
 from cpbkit.errors import DataError, check_name
-from cpbkit.experiment import SYMBOLS
 
 # In a predictable series this share of the variance of a bar's log return is set by the bar before it.
 PLANTED_SHARE = 0.38

@@ -17,13 +17,13 @@ from cpbkit.gpu_check.clocks import make_clock, time_block
 from cpbkit.gpu_check.faults import FEATURES, LENGTH, WrittenLSTM, make_toy, make_windows
 from cpbkit.gpu_check.findings import runs_on
 from cpbkit.gpu_check.guard import preserved
-from cpbkit.gpu_check.nvml import load_nvml, nvml_handles
 from cpbkit.gpu_check.preflight import predict_memory
 from cpbkit.gpu_check.probes import time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
 from cpbkit.gpu_check.step import Step, measure
 from cpbkit.gpu_check.tensors import count_samples
 from cpbkit.gpu_check.trials import TRIALS, Gain, compare, try_variant
+from cpbkit.hardware.nvml import load_nvml, nvml_handles
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ import numpy as np
 import pandas as pd
 import torch
 
+from cpbkit.config.experiment import Experiment, Task, vary
+from cpbkit.config.presets import PRESETS
 from cpbkit.errors import check_name
-from cpbkit.experiment import Experiment, Task, vary
-from cpbkit.gpu_check.chips import CHIPS
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, decide
 from cpbkit.gpu_check.findings import Report, check_environment
-from cpbkit.gpu_check.monitor import POWER, THROTTLES, Monitor
 from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.preflight import Prediction, preflight
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
-from cpbkit.presets import PRESETS
-from cpbkit.train import Fit, assemble, fit
-from cpbkit.windows import Series, from_table
+from cpbkit.hardware.chips import CHIPS
+from cpbkit.hardware.monitor import POWER, THROTTLES, Monitor
+from cpbkit.training.loop import Fit, assemble, fit
+from cpbkit.windows.series import Series, from_table
 
 THROTTLED = 0.2  # share of samples
 BARS = 3000  # of the made-up series a preset's step trains on

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cpbkit.gpu_check.environment import DEBUG_VARIABLES, Facts, observe
+from cpbkit.hardware.environment import DEBUG_VARIABLES, Facts, observe
 
 NO_GPU_CURE = {
     "Colab": "Runtime > Change runtime type > T4 GPU (a refusal is the quota, not a fault)",

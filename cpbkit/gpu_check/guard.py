@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from cpbkit.precision import keep_matmul_precision
+from cpbkit.training.precision import keep_matmul_precision
 
 
 @dataclass

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from cpbkit.gpu_check.census import Census
-from cpbkit.gpu_check.chips import Chip
 from cpbkit.gpu_check.diagnosis import Diagnosis, decide
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path
 from cpbkit.gpu_check.step import GATES, Step, phase
+from cpbkit.hardware.chips import Chip
 
 CALL = 7.0  # µs of the host a call, with autograd: reported for PyTorch on common hosts (pytorch issue 41383)
 LEAST_KERNEL = 2.0  # µs a kernel takes however small it is

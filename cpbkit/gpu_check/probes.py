@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from cpbkit.gpu_check.chips import find_chip
 from cpbkit.gpu_check.clocks import find_middle, make_clock, measure_call, time_block
 from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.rnn_path import Recurrence, predict_path, read_path
+from cpbkit.hardware.chips import find_chip
 
 
 def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:

@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.census import Census, take_census
-from cpbkit.gpu_check.chips import find_chip
 from cpbkit.gpu_check.clocks import find_middle, make_clock, measure_call, run_plug, time_block
 from cpbkit.gpu_check.guard import preserved
-from cpbkit.gpu_check.monitor import growth
 from cpbkit.gpu_check.numbers import NAN, Numbers
 from cpbkit.gpu_check.rnn_path import read_path
 from cpbkit.gpu_check.tensors import count_samples, find_misplaced, resize, to_device
+from cpbkit.hardware.chips import find_chip
+from cpbkit.hardware.monitor import growth
 
 BLOCKS = 7  # of steps of each kind, interleaved
 LEAST_STEPS = 10  # a block on a device, where a queue must fill

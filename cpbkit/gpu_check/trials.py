@@ -11,13 +11,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from cpbkit.capture import capture
 from cpbkit.gpu_check.clocks import make_clock, time_block
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.step import Step, StepFailed
 from cpbkit.gpu_check.tensors import count_samples, to_device
+from cpbkit.training.cuda_graph import capture
 
 WIDEST = 6  # doublings of the batch in the search for the knee
 HELD = 64  # batches kept on the device in a trial

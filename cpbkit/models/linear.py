@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cpbkit.config.experiment import Model, Task
 from cpbkit.errors import CpbkitError
-from cpbkit.experiment import Model, Task
 from cpbkit.models.layers import Linear, Teacher
 
 KERNEL = 25  # rows of the moving average, as in the paper

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from cpbkit.experiment import Model, Task
+from cpbkit.config.experiment import Model, Task
 from cpbkit.models.layers import (
     GRU,
     LSTM,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpbkit.experiment import Model, Task
+from cpbkit.config.experiment import Model, Task
 from cpbkit.models.layers import Attention, Dropout, LayerNorm, Linear, Teacher, next_input
 
 SPREAD = 4  # inner width of a block's two linear layers, in units of the model dimension

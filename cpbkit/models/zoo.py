@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from cpbkit.config.experiment import Model, Task
 from cpbkit.errors import check_name
-from cpbkit.experiment import Model, Task
-from cpbkit.models import layers, linear, own, recurrent, transformer
+from cpbkit.models import custom, layers, linear, recurrent, transformer
 
 MODELS = {
     "gru": recurrent.GRUSeq2Seq,
@@ -28,7 +28,7 @@ MODELS = {
 def build(models: int, task: Task, settings: Model) -> nn.Module:
     """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K)."""
     if ":" in settings.name:
-        return own.Own(models, partial(own.find(settings.name), task, settings), settings.stacked)
+        return custom.Own(models, partial(custom.find(settings.name), task, settings), settings.stacked)
     return MODELS[check_name("model", settings.name, MODELS)](models, task, settings)
 
 
@@ -50,6 +50,6 @@ def try_out(task: Task, settings: Model, models: int, batch: int, device: torch.
         return settings, ""
     numbers = torch.Generator(device).manual_seed(0)
     x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device)
-    make = partial(own.find(settings.name), task, settings)
-    stacked, why = own.try_out(make, x, task.horizon, len(task.targets))
+    make = partial(custom.find(settings.name), task, settings)
+    stacked, why = custom.try_out(make, x, task.horizon, len(task.targets))
     return replace(settings, stacked=stacked), why

@@ -1,0 +1,216 @@
+"""What a run is: frozen, flat settings."""
+
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+
+from cpbkit.errors import CpbkitError, check_name
+
+COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB OP PEPE INJ SHIB LUNA".split())
+SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
+OHLC = ("open", "high", "low", "close")
+OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which bars."""
+
+    source: str = "binance"  # binance | files | synthetic
+    files: str = ""  # the folder of the files, one a series: BTCUSDT_15m.csv, or any other type that read_klines knows
+    market: str = "spot"  # spot | um (USD-M futures)
+    symbols: tuple[str, ...] = SYMBOLS  # exchange symbols
+    intervals: tuple[str, ...] = ("15m", "1h")  # bar lengths
+    start: str = ""  # first UTC day, YYYY-MM-DD
+    end: str = ""  # last UTC day, inclusive
+    seed: int = 0  # of the synthetic market; unused otherwise
+    tickers: tuple[str, ...] = ()  # context series of Yahoo: each gives the features TICKER_close and TICKER_return
+
+    def __post_init__(self):
+        check_name("source", self.source, ("binance", "files", "synthetic"))
+        if (self.source == "files") != bool(self.files):
+            raise CpbkitError(f"source 'files' goes with the folder of the files; got {self.source!r}, {self.files!r}")
+        check_name("market", self.market, ("spot", "um"))
+        if not self.symbols or not self.intervals:
+            raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")
+        for name, day in (("start", self.start), ("end", self.end)):
+            if day:
+                try:
+                    dt.date.fromisoformat(day)
+                except ValueError:
+                    raise CpbkitError(f"{name} must be a day like 2025-03-01; got {day!r}") from None
+        if self.start and self.end and self.start > self.end:
+            raise CpbkitError(f"start must not be after end; got {self.start} .. {self.end}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is forecast from what."""
+
+    context: int = 60  # bars in
+    horizon: int = 10  # bars out
+    features: tuple[str, ...] = OHLC_RETURNS  # columns of cpbkit.indicators, in the order of the channels
+    targets: tuple[str, ...] = ("close",)  # prices as log return from the last close; others as log change
+    target_weights: tuple[float, ...] = (1.0,)  # weight of each target in the loss
+    train: float = 0.7  # share of the bars, oldest first
+    validation: float = 0.15  # share of the bars, next; the rest is the test split
+    purge: int = 0  # bars dropped between splits; 0 means the horizon, which is also the least
+    input_clip: float = 8.0  # scaled inputs are clipped at +- this many train standard deviations
+    target_scale: str = (
+        "persistence"  # persistence (its loss is 1) | standard (train deviation of levels) | range | none
+    )
+    ranges: tuple[tuple[str, float, float], ...] = ()  # declared (column, lowest, highest), which becomes 0..1
+    clip_ranges: bool = True  # inputs outside their declared range count as its end
+    # Windows whose next row has `column` above a bound, the first that holds; both act on training alone.
+    weights: tuple[tuple[str, float, float], ...] = ()  # (column, bound, weight in the loss relative to the others)
+    repeats: tuple[tuple[str, float, int], ...] = ()  # (column, bound, how often an epoch's order has them)
+
+    def __post_init__(self):
+        for name in ("context", "horizon"):
+            if getattr(self, name) < 1:
+                raise CpbkitError(f"{name} must be at least 1 bar; got {getattr(self, name)!r}")
+        if not self.features or not self.targets:
+            raise CpbkitError("a task needs at least one feature and one target")
+        if len(self.target_weights) != len(self.targets):
+            raise CpbkitError(
+                f"one weight a target; got {len(self.target_weights)} weights for {len(self.targets)} targets"
+            )
+        if not (0 < self.train < 1 and 0 < self.validation < 1 and self.train + self.validation < 1):
+            raise CpbkitError(f"train and validation must leave a test share; got {self.train}, {self.validation}")
+        check_name("target_scale", self.target_scale, ("persistence", "standard", "range", "none"))
+        declared = {column for column, _, _ in self.ranges}
+        if any(low >= high for _, low, high in self.ranges):
+            raise CpbkitError(f"a range runs from its lowest to its highest value; got {self.ranges}")
+        if self.target_scale == "range" and not declared.issuperset(self.targets):
+            raise CpbkitError(f"target_scale 'range' needs a range of each of {self.targets}; got {sorted(declared)}")
+        if any(weight <= 0 for *_, weight in self.weights) or any(times < 1 for *_, times in self.repeats):
+            raise CpbkitError(f"weights must be above 0, repeats at least 1; got {self.weights}, {self.repeats}")
+        if 0 < self.purge < self.horizon:
+            raise CpbkitError(f"purge must be at least the horizon ({self.horizon} bars); got {self.purge}")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which network, and how large."""
+
+    name: str = "gru"  # a key of cpbkit.models.zoo.MODELS, or module:name of what makes your own of (task, model)
+    width: int = 128  # hidden units (recurrent) or model dimension (attention)
+    layers: int = 2  # stacked layers, of the encoder and of the decoder, where the source leaves them open
+    heads: int = 4  # attention heads
+    dropout: float = 0.3  # between layers, in training only
+    stacked: bool = False  # whether your own runs as one by torch.func; zoo.try_out says if that pays
+
+    def __post_init__(self):
+        if self.width < 1 or self.layers < 1 or self.heads < 1:
+            raise CpbkitError(f"width, layers and heads must be at least 1; got {self}")
+        if not 0 <= self.dropout < 1:
+            raise CpbkitError(f"dropout must be in [0, 1); got {self.dropout!r}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How it is trained."""
+
+    epochs: int = 100  # at most
+    steps: int = 0  # optimiser steps an epoch; 0 takes what the longest series of the run needs to be seen once
+    batch: int = 64  # windows a step and model
+    optimizer: str = "adamw"  # adamw | adam (weight decay as an L2 term)
+    learning_rate: float = 1e-3  # at the first epoch
+    weight_decay: float = 0.0  # of the optimiser
+    schedule: str = "constant"  # constant | cosine | step | plateau, per model
+    schedule_factor: float = 0.5  # of step and plateau
+    schedule_epochs: int = 8  # period of step, patience of plateau, in epochs
+    min_learning_rate: float = 0.0  # floor of plateau and cosine
+    patience: int = 15  # epochs without a better validation loss before a model leaves
+    clip_norm: float = 1.0  # of each model's gradient; 0 switches it off
+    clip_value: float = 0.0  # of each gradient entry, before the norm; 0 switches it off
+    teacher_forcing: float = 0.0  # chance that a decoder step sees the truth, in training only
+    precision: str = "float32"  # float32 | tf32 | float16 | bfloat16 | float64
+    seed: int = 0  # of weights, order, dropout and teacher forcing
+    deterministic: bool = False  # bit-equal reruns on a GPU, at a cost in speed
+
+    def __post_init__(self):
+        check_name("optimizer", self.optimizer, ("adamw", "adam"))
+        check_name("schedule", self.schedule, ("constant", "cosine", "step", "plateau"))
+        check_name("precision", self.precision, ("float32", "tf32", "float16", "bfloat16", "float64"))
+        for name in ("epochs", "batch", "patience", "schedule_epochs"):
+            if getattr(self, name) < 1:
+                raise CpbkitError(f"{name} must be at least 1; got {getattr(self, name)!r}")
+        if self.learning_rate <= 0:
+            raise CpbkitError(f"learning_rate must be positive; got {self.learning_rate!r}")
+        if not 0 <= self.teacher_forcing <= 1:
+            raise CpbkitError(f"teacher_forcing must be in [0, 1]; got {self.teacher_forcing!r}")
+
+    def count_steps(self, windows: int) -> int:
+        """Return the steps of an epoch: as stated, else what so many train windows need to be seen once."""
+        return self.steps or -(-windows // self.batch)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run, whole: with the code and the bars it says everything that decides the result."""
+
+    preset: str = "gru"  # a key of cpbkit.config.presets.PRESETS
+    data: Data = field(default_factory=Data)
+    task: Task = field(default_factory=Task)
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of the run's series, `BTCUSDT_15m`, symbol by symbol."""
+        return tuple(f"{symbol}_{interval}" for symbol in self.data.symbols for interval in self.data.intervals)
+
+
+PARTS = {"data": Data, "task": Task, "model": Model, "training": Training}
+
+
+def to_json(experiment: Experiment) -> str:
+    """Write an experiment as JSON text, readable and complete."""
+    return json.dumps(dataclasses.asdict(experiment), indent=2) + "\n"
+
+
+def from_json(text: str) -> Experiment:
+    """Read what `to_json` wrote; a setting this version does not know is an error, not a guess."""
+    raw = json.loads(text)
+    parts = {}
+    for name, cls in PARTS.items():
+        known = {f.name for f in dataclasses.fields(cls)}
+        for key in raw[name]:
+            check_name(f"setting of {name}", key, known)
+        parts[name] = cls(**{key: _tuples(value) for key, value in raw[name].items()})
+    return Experiment(preset=raw["preset"], **parts)
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def difference(old: Experiment, new: Experiment) -> list[str]:
+    """List the settings that differ, one line each: `training.batch: 64 -> 32`."""
+    lines = [] if old.preset == new.preset else [f"preset: {old.preset} -> {new.preset}"]
+    for part, cls in PARTS.items():
+        for f in dataclasses.fields(cls):
+            a, b = getattr(getattr(old, part), f.name), getattr(getattr(new, part), f.name)
+            if a != b:
+                lines.append(f"{part}.{f.name}: {a} -> {b}")
+    return lines
+
+
+def vary(experiment: Experiment, **settings) -> Experiment:
+    """Return the experiment with settings changed by their flat name: `vary(e, epochs=3, symbols=("BTCUSDT",))`."""
+    owner = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls) if f.name != "seed"}
+    owner["seed"] = "training"
+    changes: dict[str, dict] = {}
+    for name, value in settings.items():
+        check_name("setting", name, owner)
+        changes.setdefault(owner[name], {})[name] = value
+    return replace(experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()})
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a 63-bit seed that depends on every part and on nothing else, the same on every machine."""
+    text = "\x1f".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,205 @@
+"""Named experiments: one table, each with its source."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Training, vary
+
+# The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
+# come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
+V7_FEATURES = OHLC_RETURNS + tuple(
+    "rsi macd_rel macd_signal_rel bb_upper_rel bb_lower_rel bb_width volatility atr_rel".split()
+)
+V8_FEATURES = OHLC_RETURNS + tuple(
+    "rsi macd_rel macd_signal_rel roc bb_upper_rel bb_lower_rel bb_width bb_position volatility atr_rel"
+    " volume_norm".split()
+)
+NETWORK = ("delay", "jitter", "loss", "send_rate", "receive_rate", "bandwidth")  # of synthetic.make_network_trace
+
+RATES = tuple((rate, 0.0, 10e6) for rate in ("send_rate", "receive_rate", "bandwidth"))  # bit/s
+NETWORK_RANGES = (("delay", 0.0, 10_000.0), ("jitter", 0.0, 3_000.0), ("loss", 0.0, 1.0), *RATES)
+
+ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
+# Keras lowers the rate at the 8th epoch without a better one, torch after the 8th.
+KERAS_PLATEAU = {"schedule": "plateau", "schedule_epochs": 7, "patience": 20, "optimizer": "adam", "clip_norm": 0.0}
+V4_LSTM = Training(
+    epochs=200,
+    batch=32,
+    optimizer="adam",
+    weight_decay=1e-5,
+    schedule="step",
+    schedule_epochs=30,
+    patience=20,
+    teacher_forcing=0.5,
+)
+LTSF = Training(  # Zeng et al. 2023, github.com/cure-lab/LTSF-Linear
+    epochs=10,
+    batch=32,
+    optimizer="adam",
+    learning_rate=5e-3,
+    schedule="step",
+    schedule_epochs=1,
+    patience=3,
+    clip_norm=0.0,
+)
+LTSF_RATES = replace(LTSF, learning_rate=5e-4)  # theirs for exchange rates, which wander as prices do
+LINEAR_TASK = Task(context=336, horizon=10, features=("log_close",), target_scale="standard")
+
+# What all presets of the sources share with each other and not with the sources: inputs are log ratios scaled by train
+# rows alone (not by candle, nor by the whole series), targets are log changes from the last close, splits have a purge
+# gap and a test part, train windows are shuffled, validation runs free.
+PRESETS: dict[str, Experiment] = {
+    # The kit's own: a GRU small enough for two CPU cores.
+    "quick": Experiment(
+        preset="quick",
+        task=Task(context=32, horizon=4),
+        model=Model(name="gru", width=16, layers=1, heads=1, dropout=0.0),
+        training=Training(epochs=12, batch=64, learning_rate=3e-3, weight_decay=1e-4, schedule="cosine", patience=5),
+    ),
+    # cpbv2 v4_train_transformer.py. Weight decay is what torch's AdamW takes unasked.
+    "transformer": Experiment(
+        preset="transformer",
+        task=Task(context=30, horizon=10, **ALL_OHLC),
+        model=Model(name="transformer", width=128, layers=2, heads=8, dropout=0.1),
+        training=Training(epochs=50, batch=128, weight_decay=0.01, schedule="cosine", patience=10, teacher_forcing=0.5),
+    ),
+    # cpbv2 v4_train_fast_gru.py.
+    "gru": Experiment(
+        preset="gru",
+        task=Task(context=30, horizon=10, **ALL_OHLC),
+        model=Model(name="gru", width=128, layers=2, dropout=0.3),
+        training=Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5),
+    ),
+    # cpbv2 v4_train_unified.py.
+    "seq2seq_lstm": Experiment(
+        preset="seq2seq_lstm",
+        task=Task(context=30, horizon=10, **ALL_OHLC),
+        model=Model(name="lstm", width=256, layers=2, heads=4, dropout=0.3),
+        training=V4_LSTM,
+    ),
+    # cpbv2 v4_model_cuda_forced_v2.py, trained as v4_train_cuda_v2.py does.
+    "forced_lstm": Experiment(
+        preset="forced_lstm",
+        task=Task(context=30, horizon=10, **ALL_OHLC),
+        model=Model(name="forced_lstm", width=256, layers=2, heads=4, dropout=0.3),
+        training=V4_LSTM,
+    ),
+    # trainer V7_CLASSIC.py. A weight of the source is one of a whole head, and shared by its targets.
+    "v7_classic": Experiment(
+        preset="v7_classic",
+        task=Task(
+            context=60,
+            horizon=10,
+            features=V7_FEATURES,
+            targets=(*OHLC, "bb_upper", "bb_lower", "volatility"),
+            target_weights=(0.25, 0.25, 0.25, 0.25, 0.4, 0.4, 0.3),
+        ),
+        model=Model(name="bilstm", width=128, dropout=0.3),
+        training=Training(epochs=100, batch=16, learning_rate=5e-4, min_learning_rate=1e-6, **KERAS_PLATEAU),
+    ),
+    # trainer V8_FULL_V7_ALIGNED.py. Weight decay is its L2 of 1e-5, whose gradient is twice that; its L1 is left out.
+    "v7_seed": Experiment(
+        preset="v7_seed",
+        task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
+        model=Model(name="bilstm_dense", width=256, dropout=0.3),
+        training=Training(
+            epochs=200,
+            batch=16,
+            learning_rate=5e-4,
+            weight_decay=2e-5,
+            clip_value=1.0,
+            min_learning_rate=1e-7,
+            **KERAS_PLATEAU,
+        ),
+    ),
+    # trainer V8_STABLE.py.
+    "v8_stable": Experiment(
+        preset="v8_stable",
+        task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
+        model=Model(name="bilstm_dense", width=256, dropout=0.3),
+        training=Training(epochs=150, batch=32, clip_value=1.0, min_learning_rate=1e-7, **KERAS_PLATEAU),
+    ),
+    # bcgcc, the settings after its FIX_SUMMARY.md; for a network trace, not for bars. It repeated whole files that have
+    # losses, 5 to 10 times, in validation and test too; here the windows with losses are, in train alone.
+    "bandwidth": Experiment(
+        preset="bandwidth",
+        task=Task(
+            context=10,
+            horizon=1,
+            features=NETWORK,
+            targets=("bandwidth",),
+            train=0.8,
+            validation=0.1,
+            target_scale="range",
+            ranges=NETWORK_RANGES,
+            weights=(("loss", 0.01, 10.0), ("delay", 300.0, 5.0)),
+            repeats=(("loss", 0.01, 5),),
+        ),
+        model=Model(name="lstm_dense", width=128, layers=2, dropout=0.2),
+        training=Training(
+            epochs=100,
+            steps=300,  # theirs has 4,827, of 1.2 million windows
+            batch=256,
+            optimizer="adam",
+            learning_rate=1e-4,
+            weight_decay=1e-5,
+            schedule="plateau",
+            schedule_epochs=5,
+            min_learning_rate=1e-6,
+            patience=10,
+        ),
+    ),
+    "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_RATES),
+    "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_RATES),
+    # The floor of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
+    "ridge_ar": Experiment(
+        preset="ridge_ar",
+        task=Task(context=48, horizon=10, **ALL_OHLC),
+        model=Model(name="ridge_ar"),
+        training=Training(epochs=1, steps=1),
+    ),
+    # Lin et al. 2023, github.com/lss-1138/SegRNN, scripts/SegRNN/Lookback_96/etth1.sh. Theirs go on for 30 epochs at a
+    # rate that falls by a fifth each, the first six of which do most of it.
+    "segrnn": Experiment(
+        preset="segrnn",
+        task=Task(context=96, horizon=24, features=("log_close",), target_scale="standard"),
+        model=Model(name="segrnn", width=512, dropout=0.5),
+        training=Training(
+            epochs=6,
+            batch=256,
+            optimizer="adam",
+            schedule="step",
+            schedule_factor=0.8,
+            schedule_epochs=1,
+            clip_norm=0.0,
+        ),
+    ),
+}
+# trainer V8_ALIGNED_WITH_V7.py is V7_CLASSIC.py with another folder for its output.
+PRESETS["v8_aligned"] = replace(PRESETS["v7_classic"], preset="v8_aligned")
+
+# The eight changes of bcgcc's FIX_SUMMARY.md, all made at once, and what they changed. The last has nothing to act on
+# here, where no process loads anything: windows are gathered by index.
+BANDWIDTH_CHANGES = {
+    "a wider range of the delay": {"ranges": (("delay", 0.0, 5_000.0), *NETWORK_RANGES[1:])},
+    "inputs clipped to their range": {"clip_ranges": False, "input_clip": 1e9},
+    "a lower learning rate": {"learning_rate": 1e-3},
+    "smaller weights": {"weights": (("loss", 0.01, 50.0), ("delay", 300.0, 10.0))},
+    "fewer repeats": {"repeats": (("loss", 0.01, 30),)},
+    "a smaller batch": {"batch": 512},
+    "a scaled target": {"target_scale": "none"},
+    "fewer loaders": {},
+}
+
+
+def one_change_each(after: Experiment, changes: Mapping[str, Mapping]) -> dict[str, Experiment]:
+    """Return the experiment before all changes, with each of them alone, after all but each of them, and after all.
+
+    changes: by name, the settings as they were before.
+    """
+
+    def undo(names) -> Experiment:
+        return vary(after, **{setting: value for name in names for setting, value in changes[name].items()})
+
+    alone = {f"{name} alone": undo(other for other in changes if other != name) for name in changes}
+    return {"none": undo(changes), **alone, **{f"all but {name}": undo([name]) for name in changes}, "all": after}

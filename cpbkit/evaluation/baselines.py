@@ -1,0 +1,231 @@
+"""Naive forecasts, the floors a model has to beat: y at each origin, in closed form from the series' past.
+
+W origins, H horizon, K targets, N rows. What is fitted sees windows that end before row `train_end` only.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import scipy
+
+from cpbkit.errors import check_name
+
+if TYPE_CHECKING:  # windows needs torch, these forecasts do not
+    from cpbkit.windows.series import Series
+
+log = logging.getLogger(__name__)
+
+DAY = 86_400  # seconds
+LAGS = 48  # of ridge_ar
+PENALTIES = (*np.logspace(-6, 2, 17), 1e6)  # of ridge_ar, a row and lag; the last leaves only the mean
+DECAYS = (0.5, 0.7, 0.8, 0.9, 0.94, 0.97, 0.99)  # of ewma; 0.94 is RiskMetrics' daily constant
+
+# A price or a band wanders: its seasons repeat moves. Any other level reverts: its seasons repeat
+# levels, and its recent mean says something.
+WANDERING = ("persistence", "drift", "seasonal_day", "seasonal_week", "ridge_ar")
+REVERTING = (*WANDERING, "ewma", "har")
+FLOORS_OF_HEAD = {"price": WANDERING, "bands": WANDERING}  # each other head: REVERTING
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A naive forecast, and what an origin lacks where it has none."""
+
+    forecast: Callable[..., np.ndarray]  # (series, k, origins, horizon, train_end) -> (W, H), NaN: no answer
+    lacking: str  # "no ..."
+
+
+def forecast(name: str, series: "Series", origins: np.ndarray, horizon: int, train_end: int) -> np.ndarray:
+    """Return a floor's y at the origins, (W,) -> (W, H, K); persistence (logged) where it has no answer."""
+    values, note = _answer(name, series, range(len(series.targets)), origins, horizon, train_end)
+    if note:
+        log.info(note)
+    return values
+
+
+def floors(
+    series: "Series", head: str, origins: np.ndarray, horizon: int, train_end: int
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Return each floor of a head, {name: (W, H, targets of the head)}, and a sentence on each gap in them.
+
+    A floor without an answer at any origin is left out; its sentence stays.
+    """
+    check_name("head", head, series.heads)
+    columns = [k for k, owner in enumerate(series.heads) if owner == head]
+    found, notes = {}, []
+    for name in FLOORS_OF_HEAD.get(head, REVERTING):
+        values, note = _answer(name, series, columns, origins, horizon, train_end)
+        if note:
+            notes.append(note)
+        if name == "persistence" or values.any():
+            found[name] = values
+    return found, tuple(notes)
+
+
+def _answer(name, series, columns, origins, horizon, train_end) -> tuple[np.ndarray, str]:
+    floor = FLOORS[check_name("floor", name, FLOORS)]
+    origins = np.asarray(origins)
+    values = np.stack([floor.forecast(series, k, origins, horizon, train_end) for k in columns], axis=-1)
+    lacking = int(np.isnan(values).any(axis=(1, 2)).sum())
+    where = f"{lacking} of {len(origins)} origins of {series.name}"
+    note = f"{name} is persistence at {where}: no {floor.lacking}" if lacking else ""
+    return np.nan_to_num(values, nan=0.0), note
+
+
+def _truth(series, k, rows, horizon) -> np.ndarray:
+    return series.levels[rows[:, None] + np.arange(1, horizon + 1), k] - series.anchors[rows, k][:, None]
+
+
+def _train_rows(series, horizon, train_end) -> np.ndarray:
+    rows = np.arange(max(0, train_end - horizon))
+    return rows[series.segment[rows] == series.segment[rows + horizon]]
+
+
+def _persistence(series, k, origins, horizon, train_end):
+    return np.zeros((len(origins), horizon))
+
+
+def _drift(series, k, origins, horizon, train_end):
+    # The mean of y itself and not a slope: a high lies above the last close at every step.
+    means = np.full(horizon, np.nan)
+    for h in range(min(horizon, train_end - 1)):
+        start, end = slice(0, train_end - 1 - h), slice(1 + h, train_end)
+        whole = series.segment[start] == series.segment[end]
+        if whole.any():
+            means[h] = (series.levels[end, k] - series.anchors[start, k])[whole].mean()
+    return np.tile(means, (len(origins), 1))
+
+
+def _seasonal(days: int):
+    def forecast(series, k, origins, horizon, train_end):
+        period, rest = divmod(days * DAY, series.step_seconds)
+        if rest or period < 2:
+            return np.full((len(origins), horizon), np.nan)
+        ahead = np.arange(1, horizon + 1)
+        back = -(-ahead // period) * period  # whole seasons, enough that the bar is known at the origin
+        target, known = _rows_at(series, origins, ahead - back)
+        start = origins[:, None]
+        if series.heads[k] in FLOORS_OF_HEAD:
+            start, start_known = _rows_at(series, origins, -back)
+            known &= start_known
+        return np.where(known, series.levels[target, k] - series.anchors[start, k], np.nan)
+
+    return forecast
+
+
+def _rows_at(series, origins, bars) -> tuple[np.ndarray, np.ndarray]:
+    """Find the rows `bars` (H,) bars from each origin, (W, H), and which exist; by time: gaps shift rows."""
+    wanted = series.times[origins][:, None] + bars * np.timedelta64(series.step_seconds, "s")
+    rows = np.searchsorted(series.times, wanted).clip(max=len(series.times) - 1)
+    return rows, series.times[rows] == wanted
+
+
+def _ewma(series, k, origins, horizon, train_end):
+    """Forecast the exponentially weighted mean level, flat ahead, at the best of DECAYS in train.
+
+    In the target's own space (log volatility), since that is where it is judged.
+    """
+    rows = _train_rows(series, horizon, train_end)
+    if len(rows) == 0:
+        return np.full((len(origins), horizon), np.nan)
+    truth = _truth(series, k, rows, horizon).mean(axis=1)  # a flat forecast errs least at the mean
+    pieces = np.split(series.levels[:, k], np.flatnonzero(np.diff(series.segment)) + 1)
+    candidates = []
+    for decay in DECAYS:
+        smooth = [scipy.signal.lfilter([1 - decay], [1, -decay], piece, zi=[decay * piece[0]])[0] for piece in pieces]
+        candidates.append(np.concatenate(smooth) - series.anchors[:, k])
+    best = min(candidates, key=lambda y: np.mean((truth - y[rows]) ** 2))
+    return np.tile(best[origins][:, None], horizon)
+
+
+def _har(series, k, origins, horizon, train_end):
+    """Regress each y[h] on mean levels of the recent past: heterogeneous autoregression (Corsi 2009).
+
+    Over 1, 5 and 22 bars in place of his days, and over one day, the strongest rhythm of an intraday level.
+    """
+    spans = sorted({s for s in (1, 5, 22, DAY // series.step_seconds) if 1 <= s <= train_end // 10})
+    level = series.levels[:, k]
+    running = np.concatenate([[0.0], np.cumsum(level - level[:train_end].mean())])
+    design = np.full((len(level), len(spans)), np.nan)
+    for column, span in enumerate(spans):
+        whole = series.segment[span - 1 :] == series.segment[: len(level) - span + 1]
+        design[span - 1 :, column] = np.where(whole, (running[span:] - running[:-span]) / span, np.nan)
+    return _regress(series, k, design, origins, horizon, train_end, [np.full(len(spans), 1e-8)])
+
+
+def _ridge_ar(series, k, origins, horizon, train_end):
+    """Regress each y[h] on the last LAGS one-bar moves of the target and, if it is another, its anchor.
+
+    The penalty grows with the lag (as in Litterman's prior): of many lags the early ones carry most.
+    """
+    lags = min(LAGS, train_end // 10)  # a short series cannot feed many coefficients
+    level, anchor = series.levels[:, k], series.anchors[:, k]
+    columns = [level] if np.array_equal(level, anchor) else [level, anchor]
+    after_gap = np.flatnonzero(np.diff(series.segment, prepend=-1))
+    parts = []
+    for column in columns if lags else []:
+        moves = np.concatenate([np.full(lags, np.nan), column[1:] - anchor[:-1]])
+        moves[after_gap + lags - 1] = np.nan
+        parts.append(np.lib.stride_tricks.sliding_window_view(moves, lags))  # (N, lags), oldest first
+    design = np.hstack(parts) if parts else np.empty((len(level), 0))
+    age = np.tile(np.arange(lags, 0.0, -1), len(parts))
+    return _regress(series, k, design, origins, horizon, train_end, [p * age for p in PENALTIES])
+
+
+def _regress(series, k, design, origins, horizon, train_end, penalties) -> np.ndarray:
+    """Fit y[h] on the design (N, P) and an intercept in train, return its forecasts (W, H).
+
+    Of several penalties (P,) the best on the last fifth of the train rows is taken; then all are fitted.
+    """
+    rows = _train_rows(series, horizon, train_end)
+    rows = rows[np.isfinite(design[rows]).all(axis=1)]
+    cut = rows[len(rows) * 4 // 5] if len(rows) else 0
+    early, late = rows[rows < cut - horizon], rows[rows >= cut]
+    if design.shape[1] == 0 or len(early) < 2 * design.shape[1]:
+        return np.full((len(origins), horizon), np.nan)
+    penalty = penalties[0]
+    if len(penalties) > 1:
+        scale = _scale(design, early)
+        gram, cross = _moments(series, k, design, scale, late, horizon)
+        early_moments = _moments(series, k, design, scale, early, horizon)
+        weights = [_solve(*early_moments, penalty) for penalty in penalties]
+        losses = [np.sum(w * (gram @ w - 2 * cross)) for w in weights]  # the squared error less y'y
+        penalty = penalties[int(np.argmin(losses))]
+    centre, spread = scale = _scale(design, rows)
+    weights = _solve(*_moments(series, k, design, scale, rows, horizon), penalty)
+    return (design[origins] - centre) / spread @ weights[1:] + weights[0]
+
+
+def _scale(design, rows) -> tuple[np.ndarray, np.ndarray]:
+    spread = design[rows].std(axis=0)
+    return design[rows].mean(axis=0), np.where(spread > 0, spread, 1.0)
+
+
+def _moments(series, k, design, scale, rows, horizon) -> tuple[np.ndarray, np.ndarray]:
+    """Sum X'X (P + 1, P + 1) and X'Y (P + 1, H) in pieces: memory does not grow with rows x horizon."""
+    gram, cross = 0.0, 0.0
+    for piece in np.array_split(rows, len(rows) // 8192 + 1):
+        x = np.hstack([np.ones((len(piece), 1)), (design[piece] - scale[0]) / scale[1]])
+        gram = gram + x.T @ x
+        cross = cross + x.T @ _truth(series, k, piece, horizon)
+    return gram, cross
+
+
+def _solve(gram, cross, penalty) -> np.ndarray:
+    rows = gram[0, 0]
+    ridge = np.concatenate([[0.0], penalty * rows])  # the intercept is free
+    return np.linalg.solve(gram + np.diag(ridge), cross)
+
+
+FLOORS: dict[str, Floor] = {
+    "persistence": Floor(_persistence, "bar"),
+    "drift": Floor(_drift, "window in train"),
+    "seasonal_day": Floor(_seasonal(1), "bar 24 h before"),
+    "seasonal_week": Floor(_seasonal(7), "bar 7 days before"),
+    "ridge_ar": Floor(_ridge_ar, "long enough stretch of bars without a gap"),
+    "ewma": Floor(_ewma, "window in train"),
+    "har": Floor(_har, "long enough stretch of bars without a gap"),
+}

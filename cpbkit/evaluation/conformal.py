@@ -1,0 +1,116 @@
+"""Adaptive conformal intervals around any point forecast, and what they held.
+
+N windows (oldest first), H horizon, K targets.
+"""
+
+import bisect
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpbkit.evaluation import metrics
+from cpbkit.evaluation.verdicts import UNITS
+
+if TYPE_CHECKING:  # windows needs torch
+    from cpbkit.windows.series import Series
+    from cpbkit.windows.splits import Splits
+
+ALPHA = 0.1  # share of the truth that may lie outside
+WILD = 0.1  # share of the test windows that follow the wildest bars
+POINTS, LEAST = 40, 20  # most points of coverage over time, and fewest windows of one
+QUANTILES = np.arange(0.05, 0.99, 0.05)  # of the errors, for the CRPS
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals forecast +- half, and whether they held."""
+
+    half: np.ndarray  # (N, H, K) half widths, in the unit of the errors
+    inside: np.ndarray  # (N, H, K) whether the truth was inside
+    level: np.ndarray  # (N, H, K) the alpha in force, which adapts
+
+
+def conformal_intervals(
+    calibration: np.ndarray, errors: np.ndarray, alpha: float = ALPHA, rate: float = 0.02, memory: int = 500
+) -> Intervals:
+    """Put adaptive intervals around any point forecast (Gibbs & Candès 2021), a stream for each step and target.
+
+    calibration (V, H, K): truth - forecast on the validation windows, oldest first. errors (N, H, K): the same on
+    the test windows, which are a bar apart; the error h + 1 bars ahead is used from h + 1 bars later on, when it is
+    known. rate: their gamma. memory: scores that are kept. Where the level in force asks for more than the largest
+    score in memory, or less than the smallest, that one is taken, and not infinity or nothing.
+    """
+    if len(calibration) == 0 or calibration.shape[1:] != errors.shape[1:]:
+        raise ValueError(f"calibration must be (V, H, K) as errors {errors.shape}; got {calibration.shape}")
+    scores, before = np.abs(errors), np.abs(calibration[-memory:])
+    half, levels = np.empty_like(scores), np.empty_like(scores)
+    for h, k in np.ndindex(scores.shape[1:]):
+        stream = before[:, h, k].tolist(), scores[:, h, k].tolist()
+        half[:, h, k], levels[:, h, k] = _stream(*stream, h + 1, alpha, rate)
+    return Intervals(half, scores <= half, levels)
+
+
+def _stream(before: list[float], scores: list[float], ahead: int, alpha: float, rate: float):
+    """Return half widths and levels of one stream, whose score i is known at window i + ahead."""
+    ranked, all_scores, size, level = sorted(before), before + scores, len(before), alpha
+    half, levels = [], []
+    for i in range(len(scores)):  # a sorted list, since numpy would sort the memory anew each time
+        if i >= ahead:
+            new = scores[i - ahead]
+            level += rate * (alpha - (new > half[i - ahead]))
+            del ranked[bisect.bisect_left(ranked, all_scores[i - ahead])]
+            bisect.insort(ranked, new)
+        half.append(ranked[min(max(math.ceil((size + 1) * (1 - level)), 1), size) - 1])
+        levels.append(level)
+    return half, levels
+
+
+def judge_intervals(
+    series: "Series", splits: "Splits", context: int, validation: np.ndarray, test: np.ndarray
+) -> dict[str, dict]:
+    """Say by head, in plain JSON types, what intervals around y of the validation and test windows held on test.
+
+    Widths and scores are in the unit of the judgements, less is better; those of persistence stand beside them. Wild
+    windows follow the wildest tenth of contexts, by their mean absolute move of a bar. CRPS: of the forecast spread
+    by its errors on validation, which early stopping has seen; on test the intervals adapt, this does not.
+    """
+    horizon, found = test.shape[1], {}
+    scale = UNITS.get(series.unit, 1.0)
+    truths = [scale * series.truth(origins, horizon) for origins in (splits.validation, splits.test)]
+    moves = np.abs(series.levels[1:] - series.anchors[:-1])
+    for head in dict.fromkeys(series.heads):
+        columns = [k for k, owner in enumerate(series.heads) if owner == head]
+        naive = [truth[..., columns] for truth in truths]
+        own = [y - scale * told[..., columns] for y, told in zip(naive, (validation, test), strict=True)]
+        running = np.concatenate([[0.0], np.cumsum(moves[:, columns].mean(axis=1))])
+        wildness = running[splits.test] - running[splits.test - max(1, context - 1)]
+        intervals = conformal_intervals(*own)
+        inside = intervals.inside.mean(axis=(1, 2))
+        blocks = np.array_split(np.arange(len(inside)), max(1, min(POINTS, len(inside) // LEAST)))
+        times = series.times[splits.test[[block[-1] for block in blocks]]]
+        found[head] = {
+            "nominal": 1 - ALPHA,
+            "coverage": float(inside.mean()),
+            "coverage_wild": float(inside[wildness >= np.quantile(wildness, 1 - WILD)].mean()),
+            "coverage_worst_step": float(intervals.inside.mean(axis=(0, 2)).min()),
+            "width": float(2 * intervals.half.mean()),
+            "score": _score(own[1], intervals),
+            "score_persistence": _score(naive[1], conformal_intervals(*naive)),
+            "crps": _crps(*own),
+            "crps_persistence": _crps(*naive),
+            "unit": series.unit,
+            "dates": [str(time.astype("datetime64[m]")) for time in times],
+            "over_time": [round(float(inside[block].mean()), 4) for block in blocks],
+        }
+    return found
+
+
+def _score(errors: np.ndarray, intervals: Intervals) -> float:
+    return float(metrics.interval_score(errors, -intervals.half, intervals.half, ALPHA).mean())
+
+
+def _crps(calibration: np.ndarray, errors: np.ndarray) -> float:
+    spread = np.moveaxis(np.quantile(calibration, QUANTILES, axis=0), 0, -1)  # (H, K, Q)
+    return float(metrics.crps_quantiles(errors, spread, QUANTILES).mean())

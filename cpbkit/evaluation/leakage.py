@@ -1,0 +1,312 @@
+"""Is the pipeline honest? Poisoned futures, borders between splits, placebo twins, echoes, calibrated verdicts.
+
+Each check takes plain callables and arrays, so that it examines the kit's own way of the data and anybody's alike.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import scipy
+import torch
+
+from cpbkit.config.experiment import Experiment, Task
+from cpbkit.data.klines import Klines
+from cpbkit.evaluation import baselines
+from cpbkit.evaluation.backtest import Forecaster
+from cpbkit.evaluation.metrics import echo_lag
+from cpbkit.evaluation.verdicts import Judgement, judge_heads, verdicts
+from cpbkit.training.loop import assemble, loss_per_model
+from cpbkit.windows.series import Series, from_klines
+from cpbkit.windows.splits import Splits, split
+from cpbkit.windows.windows import Windows
+
+PLACEBO_SHARE = 0.05  # of twins that may be beaten by chance
+TWINS = 20
+WALKS = 40
+OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
+BATCH = 16  # windows of it
+OVERFIT_STEPS = 2000  # at most; most models need a tenth of them
+PHI = 0.3  # of the autoregressions that every verdict must find
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the audit's table."""
+
+    check: str
+    verdict: str  # OK | NOTE | FAIL
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a pipeline made, entry by entry, and the last raw row that each entry may know."""
+
+    values: np.ndarray  # (n, ...)
+    knows: np.ndarray  # (n,) int, rows of the raw table
+
+
+Pipeline = Callable[[pd.DataFrame], Mapping[str, Column]]
+
+
+def check_future(
+    pipeline: Pipeline, raw: pd.DataFrame, spots: Iterable[int] | None = None, check: str = "future"
+) -> Finding:
+    """Replace every row after a spot by garbage; what may know the rows up to it only must not change by a bit.
+
+    raw: the table that the pipeline starts from, numbers only. spots: rows; by default two dozen, and the first
+    and last that each column may know. FAIL names the first column that changes, in the pipeline's order.
+    """
+    last = len(raw) - 2
+    clean = pipeline(raw)
+    if spots is None:
+        borders = [border for c in clean.values() for border in (c.knows.min(), c.knows.max())]
+        spots = [*np.linspace(1, last, 24), *borders]
+    spots = sorted({min(int(spot), last) for spot in spots})
+    for spot in spots:
+        for kind, garble in GARBAGE.items():
+            dirty = pipeline(_poison(raw, spot, garble))
+            for name, column in clean.items():
+                row = _first_difference(column, dirty[name], spot)
+                if row is not None:
+                    at = f"`{name}` of row {row} changes when the rows after {spot} are {kind}"
+                    return Finding(check, "FAIL", f"{at}: it knows the future")
+    evidence = f"{len(clean)} columns are the same to the bit, at {len(spots)} spots of {len(raw)} rows"
+    return Finding(check, "OK", evidence)
+
+
+GARBAGE: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    # One factor a row: open, high, low and close stay in order, as a check at the door may ask.
+    "scaled": lambda values, rng: values * (1000 * rng.lognormal(size=(len(values), 1))),
+    "shuffled": lambda values, rng: rng.permutation(values),
+}
+
+
+def _poison(raw: pd.DataFrame, spot: int, garble: Callable) -> pd.DataFrame:
+    values = raw.to_numpy(np.float64).copy()
+    values[spot + 1 :] = garble(values[spot + 1 :], np.random.default_rng(spot))
+    return pd.DataFrame(values, raw.index, raw.columns)
+
+
+def _first_difference(clean: Column, dirty: Column, spot: int) -> int | None:
+    mine, other = clean.knows <= spot, dirty.knows <= spot
+    if not np.array_equal(clean.knows[mine], dirty.knows[other]):
+        return int(np.setxor1d(clean.knows[mine], dirty.knows[other])[0])
+    a, b = clean.values[mine], dirty.values[other]
+    same = (a == b) | ((a != a) & (b != b))  # NaN in both is the same
+    same = same.all(axis=tuple(range(1, a.ndim)))
+    return None if same.all() else int(clean.knows[mine][same.argmin()])
+
+
+def whole_way(klines: Klines, task: Task, forecaster: Forecaster | None = None) -> Pipeline:
+    """Return the kit's own way of the data as a pipeline over the frame: features, scaler, windows, and forecasts."""
+
+    def pipeline(frame: pd.DataFrame) -> dict[str, Column]:
+        series = from_klines(dataclasses.replace(klines, frame=frame), task)
+        rows = frame.index.get_indexer(pd.DatetimeIndex(series.times, tz="UTC"))
+        splits = split(series, task)
+        found = {f"feature {name}": Column(series.inputs[:, c], rows) for c, name in enumerate(series.features)}
+        for k, name in enumerate(series.targets):
+            found[f"target {name}"] = Column(np.stack([series.levels[:, k], series.anchors[:, k]], axis=1), rows)
+        windows = Windows([series], task, torch.device("cpu"), torch.float32)
+        scaler = windows.scalers[0]
+        constants = np.concatenate([scaler.input_mean, scaler.input_std, scaler.target_scale])
+        trained = rows[splits.bounds["train"][1] - 1]  # everything scaled may know the train split
+        found["scaler"] = Column(constants[None], np.array([trained]))
+        for part in ("train", "validation", "test"):
+            at = getattr(splits, part)
+            x, last, y = (tensor[0].numpy() for tensor in windows.gather(torch.as_tensor(at)[None]))
+            found[f"{part} windows"] = Column(x, rows[at].clip(min=trained))
+            found[f"{part} last values"] = Column(last, rows[at].clip(min=trained))
+            found[f"{part} truths"] = Column(y, rows[at + task.horizon].clip(min=trained))
+        if forecaster:
+            found["forecasts"] = Column(forecaster(series, task, splits), rows[splits.test])
+        return found
+
+    return pipeline
+
+
+def check_splits(windows: Mapping[str, np.ndarray], context: int, horizon: int) -> Finding:
+    """Check that no split's windows hold a row that a later split forecasts, and that a purge lies between them.
+
+    windows: origins of each split, in the order of time.
+    """
+    names, gaps, notes = list(windows), [], []
+    for before, after in itertools.pairwise(names):
+        end, start = windows[before].max() + horizon, windows[after].min() + 1
+        if start <= end:
+            shared = f"{before} reads up to row {end}, {after} forecasts from row {start} on"
+            return Finding("splits", "FAIL", f"{shared}; rows in both: {end - start + 1}")
+        gaps.append(int(start - end - 1))
+        reach = int(end - (windows[after].min() - context + 1) + 1)
+        if reach > 0:
+            notes.append(f"contexts of {after} reach {reach} rows back into {before}")
+    if min(gaps, default=horizon) < horizon:
+        notes.append(f"the gap between splits is {min(gaps)} rows; the horizon is {horizon}")
+    evidence = f"no row is shared; {', '.join(map(str, gaps))} rows between forecasts of one split and of the next"
+    return Finding("splits", "NOTE" if notes else "OK", "; ".join([*notes, evidence]))
+
+
+def phase_shuffle(values: np.ndarray, seed: int) -> np.ndarray:
+    """Return a series with the same mean and spectrum and random phases (Theiler et al. 1992): (N,) -> (N,).
+
+    It keeps what a linear autoregression can forecast, which is why ridge_ar is among the floors, and nothing else.
+    """
+    spectrum = np.fft.rfft(values)
+    turns = np.exp(2j * np.pi * np.random.default_rng(seed).random(len(spectrum)))
+    turns[0] = 1
+    if len(values) % 2 == 0:
+        turns[-1] = 1  # this one has no phase
+    return np.fft.irfft(spectrum * turns, len(values))
+
+
+def placebo_twin(klines: Klines, seed: int) -> Klines:
+    """Return bars whose closes have phase-shuffled log returns; the shapes and volumes of the bars are shuffled."""
+    frame, rng = klines.frame, np.random.default_rng(seed)
+    opens, highs, lows, closes = (np.log(frame[c].to_numpy()) for c in ("open", "high", "low", "close"))
+    drawn = rng.permutation(len(frame))
+    close = closes[0] + np.concatenate([[0.0], phase_shuffle(np.diff(closes), seed).cumsum()])
+    first = np.concatenate([[0.0], opens[1:] - closes[:-1]])[drawn]  # from the last close to the open
+    open_ = np.concatenate([close[:1], close[:-1]]) + first
+    high = np.maximum(open_, close) + (highs - np.maximum(opens, closes))[drawn]
+    low = np.minimum(open_, close) - (np.minimum(opens, closes) - lows)[drawn]
+    twin = frame.iloc[drawn].set_axis(frame.index)
+    for name, column in {"open": open_, "high": high, "low": low, "close": close}.items():
+        twin[name] = np.exp(column)
+    return Klines(twin, dataclasses.replace(klines.passport, synthetic=True))
+
+
+def check_placebo(judge_twin: Callable[[int], Judgement], twins: int = TWINS, real: float | None = None) -> Finding:
+    """Check that a model finds nothing where there is nothing: of its verdicts on placebo twins, few may be BEATS.
+
+    judge_twin: trains and judges on the twin of a seed. real: the skill on the real series, to stand beside.
+    """
+    found = {str(seed): judge_twin(seed) for seed in range(twins)}
+    beaten = sum(v.word == "BEATS" for v in verdicts(found).values())
+    skills = [100 * j.skill for j in found.values()]
+    evidence = f"{beaten} of {twins} twins beaten; their skill is {min(skills):+.2f} to {max(skills):+.2f} %"
+    if real is not None:
+        above = sum(100 * real > skill for skill in skills)
+        evidence += f", that of the real series {100 * real:+.2f} %, above {above} of them"
+    return Finding("placebo twins", "FAIL" if beaten > PLACEBO_SHARE * twins else "OK", evidence)
+
+
+def check_echo(actual: np.ndarray, origins: np.ndarray, forecast: np.ndarray, ahead: int) -> Finding:
+    """Say whether a forecast only repeats the last value: a NOTE and no leak.
+
+    actual (N,): levels. forecast (W,): of the level `ahead` bars after each origin.
+    """
+    lag = echo_lag(actual, origins + ahead, forecast, 2 * ahead)
+    what = f"the forecast {ahead} bars ahead is nearest to the truth {lag} bars before"
+    if lag == ahead:
+        return Finding("echo", "NOTE", f"{what}: it echoes the last value")
+    return Finding("echo", "OK", what)
+
+
+def check_overfit(experiment: Experiment, series: Series) -> Finding:
+    """Check that the model can learn a few windows by heart: on one batch its loss must fall by 95 %.
+
+    Dropout and weight decay, which are there to prevent that, are off.
+    """
+    name, training = "overfit one batch", replace(experiment.training, weight_decay=0.0, precision="float32")
+    model = replace(experiment.model, dropout=0.0)
+    windows, stack = assemble(replace(experiment, model=model, training=training), [series], "cpu")
+    if hasattr(stack.net, "solve"):
+        return Finding(name, "NOTE", f"{model.name} is solved in one step, not trained")
+    x, last, y = windows.gather(windows.order([0], training.seed, 0, BATCH))
+    losses = []
+    for _ in range(OVERFIT_STEPS):
+        loss = loss_per_model(stack.net(x, last), y, windows.target_weights).mean(1)  # (1,)
+        losses.append(loss.item())
+        if losses[-1] < (1 - OVERFIT) * losses[0]:
+            break
+        stack.backward(loss.sum())
+        stack.gradients.mul_((1 / (stack.gradients.norm() + 1e-6)).clamp(max=1))
+        stack.optimizer.step()
+    fall = 1 - min(losses) / losses[0]
+    evidence = f"the loss of {BATCH} windows falls by {fall:.1%} in {len(losses)} steps"
+    return Finding(name, "OK" if fall > OVERFIT else "FAIL", evidence)
+
+
+def autoregression(phi: float, rows: int, seed: int) -> Series:
+    """Return hourly bars of an own making whose log price moves by an AR(1) of coefficient phi; 0 is a random walk."""
+    moves = scipy.signal.lfilter([1], [1, -phi], 0.01 * np.random.default_rng(seed).normal(size=rows))
+    levels = moves.cumsum()[:, None]
+    return Series(
+        name=f"AR{phi:g}-{seed}_1h",
+        times=np.datetime64("2025-01-01", "ns") + np.arange(rows) * np.timedelta64(3600, "s"),
+        step_seconds=3600,
+        inputs=moves[:, None],
+        features=("close_return",),
+        levels=levels,
+        anchors=levels,
+        targets=("close",),
+        heads=("price",),
+        synthetic=True,
+    )
+
+
+def ridge_forecaster(series: Series, task: Task, splits: Splits) -> np.ndarray:
+    """Forecast with ridge_ar, which fits in closed form: the quick model for trying the machinery itself."""
+    return baselines.forecast("ridge_ar", series, splits.test, task.horizon, splits.bounds["train"][1])
+
+
+def _judge(series: Series, task: Task, forecaster: Forecaster, model: str) -> dict[str, Judgement]:
+    splits = split(series, task)
+    return judge_heads(series, splits.test, forecaster(series, task, splits), splits.bounds["train"][1], model)
+
+
+def check_calibration(
+    forecaster: Forecaster = ridge_forecaster, model: str = "ridge_ar", rows: int = 7000
+) -> list[Finding]:
+    """Check that verdicts on 40 random walks are BEATS in 5 % at most, and on 40 autoregressions in all.
+
+    model: the name of the floor that the forecaster is, if it is one.
+    """
+    task = Task(context=8, horizon=1, features=("close_return",), purge=1)
+    beaten = {}
+    for phi in (0.0, PHI):
+        series = [autoregression(phi, rows, seed) for seed in range(WALKS)]
+        found = verdicts({one.name: _judge(one, task, forecaster, model)["price"] for one in series})
+        beaten[phi] = sum(verdict.word == "BEATS" for verdict in found.values())
+    walks, told = (f"{count} of {WALKS}" for count in beaten.values())
+    walks += f" are said to be beaten; chance allows {PLACEBO_SHARE * WALKS:g}"
+    told += f" with a coefficient of {PHI} are said to be beaten; all can be"
+    return [
+        Finding("random walks", "OK" if beaten[0.0] <= PLACEBO_SHARE * WALKS else "FAIL", walks),
+        Finding("autoregressions", "OK" if beaten[PHI] == WALKS else "FAIL", told),
+    ]
+
+
+def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", twins: int = TWINS) -> list[Finding]:
+    """Run every check over the kit's own way of the data, with a model that is trained anew each time it is asked.
+
+    forecaster: as `cpbkit.evaluation.backtest.refit` makes one; it is called 6 + twins times.
+    model: the floor that it is, if any.
+    """
+    series = from_klines(klines, task)
+    splits = split(series, task)
+    raw, horizon = klines.frame, task.horizon
+    rows = raw.index.get_indexer(pd.DatetimeIndex(series.times, tz="UTC"))
+    # The end of validation, since nothing after it may touch the training; and the middle of test, where half of
+    # the forecasts have been made and the truths of the last of them are garbage.
+    spots = rows[[splits.bounds["validation"][1] - 1, splits.test[len(splits.test) // 2]]]
+    forecast, head = forecaster(series, task, splits), series.heads[0]
+    real = judge_heads(series, splits.test, forecast, splits.bounds["train"][1], model)[head]
+    ahead = series.anchors[splits.test, 0] + forecast[:, -1, 0]
+
+    def judge_twin(seed: int) -> Judgement:
+        return _judge(from_klines(placebo_twin(klines, seed), task), task, forecaster, model)[head]
+
+    return [
+        check_future(whole_way(klines, task), raw, check="features, scaler and windows know no future"),
+        check_future(whole_way(klines, task, forecaster), raw, spots, "training and forecasts know no future"),
+        check_splits({p: getattr(splits, p) for p in ("train", "validation", "test")}, task.context, horizon),
+        check_placebo(judge_twin, twins, real.skill),
+        check_echo(series.levels[:, 0], splits.test, ahead, horizon),
+        *check_calibration(),
+    ]

@@ -1,0 +1,89 @@
+"""Is the training sound? The first tensor that is not finite, and a table of checks over finished models."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SCALE = 0.01, 100.0  # between which the root mean square of scaled targets should lie
+FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss is off
+SKIPPED = 0.02  # share of steps without a finite gradient above which a number format is too small
+CLIPPED = 0.9  # share of clipped steps above which the gradient is out of hand
+STUCK = 0.999  # share of its first train loss above which a model has learned nothing
+COLLAPSED = 0.02  # deviation of forecasts over that of the truth below which they say nothing
+DEAD = 1e-6  # and below which they are all the same
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the health table."""
+
+    series: str
+    check: str
+    verdict: str  # OK | NOTE | SICK
+    evidence: str
+
+
+def check_results(results: Iterable[dict]) -> list[Check]:
+    """Examine each line of a ledger: are its targets and first loss of the right order, has it learned anything?"""
+    return [Check(line["series"], *found) for line in results for found in _check(line)]
+
+
+def _check(line: dict) -> Iterable[tuple[str, str, str]]:
+    """Yield the check, its verdict and the evidence."""
+    if line["status"] == "failed":
+        yield "data", "SICK", line["reason"]
+        return
+    if line["status"] == "sick":
+        yield "finite", "SICK", line["reason"]
+    else:
+        yield "finite", "OK", f"every loss of {line['epochs']} epochs"
+    if "could not be captured" in line.get("mode", ""):
+        yield "step", "NOTE", line["mode"]
+    size = math.sqrt(line["persistence"]["train"])
+    verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
+    why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
+    yield "target scale", verdict, f"scaled targets are {size:.3g} on average{why}"
+    curve = {name: [value for value in values if value is not None] for name, values in line["curve"].items()}
+    if curve["train"]:
+        spreads = {head: judged["spread"] for head, judged in line["test"].items()}
+        yield from _check_losses(curve, {kind: line[kind] for kind in ("persistence", "mean") if kind in line})
+        yield from _check_gradient(curve, spreads)
+        yield from _check_outputs(spreads)
+
+
+def _check_losses(curve: dict[str, list], floors: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
+    train, validation = curve["train"], curve["validation"]
+    beside = ", ".join(f"{kind} {losses['train']:.3g}" for kind, losses in floors.items())
+    usual = train[0] < FIRST_LOSS * max(losses["train"] for losses in floors.values())
+    yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
+    falls = min(train) < STUCK * train[0]
+    yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
+    if validation:
+        best, (least, kind) = min(validation), min((losses["validation"], kind) for kind, losses in floors.items())
+        verdict = "OK" if best < least else "NOTE"
+        yield "holds", verdict, f"best validation loss {best:.4g}, that of {kind} {least:.4g}"
+
+
+def _check_gradient(curve: dict[str, list], spreads: dict[str, float]) -> Iterable[tuple[str, str, str]]:
+    norms, clipped = curve["gradient_norm"], curve["clipped"]
+    if not (norms and clipped):
+        return
+    if max(norms):
+        share = sum(clipped) / len(clipped)
+        text = f"norm before clipping {norms[0]:.3g} to {norms[-1]:.3g}, {share:.0%} of steps clipped"
+        skipped = sum(curve.get("skipped", ())) / len(norms)
+        text += f", {skipped:.0%} skipped for a gradient that was not finite" if skipped else ""
+        yield "gradient", "OK" if share < CLIPPED and skipped < SKIPPED else "NOTE", text
+    elif any(spread > DEAD for spread in spreads.values()):
+        yield "gradient", "OK", "solved, not trained"
+    else:
+        yield "gradient", "SICK", "no gradient reaches the weights"
+
+
+def _check_outputs(spreads: dict[str, float]) -> Iterable[tuple[str, str, str]]:
+    for head, spread in spreads.items():
+        if spread <= DEAD:
+            yield f"output {head}", "SICK", f"every forecast of {head} is the same"
+        else:
+            verdict = "OK" if spread > COLLAPSED else "NOTE"
+            yield f"output {head}", verdict, f"forecasts of {head} vary {spread:.2%} as much as the truth"

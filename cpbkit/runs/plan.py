@@ -1,0 +1,195 @@
+"""The plan of a sweep: which models share a stack, where the stacks run, and how long that takes, from timed steps."""
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from cpbkit.hardware import memory
+from cpbkit.errors import CpbkitError
+from cpbkit.config.experiment import Experiment
+from cpbkit.hardware.environment import count_cores, free_memory
+from cpbkit.models import zoo
+from cpbkit.training.loop import Fit, assemble, evaluate, fit, is_out_of_memory
+from cpbkit.windows.series import Series
+from cpbkit.windows.splits import split
+
+TIMED_STEPS = 3  # at least, after one that warms up
+TIMED_SECONDS = 0.3  # for more of them where they are quick
+TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
+FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
+MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
+PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
+LEAST_PATIENCE = 2  # epochs, however short the budget
+COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the series are shared out. A resumed sweep keeps it, but for where the units run."""
+
+    units: list[list[str]]  # names of the series of each stack
+    steps: int  # optimiser steps an epoch, the same for every model of the run
+    epochs: int  # at most, of each model
+    patience: int  # epochs; shorter than the experiment's where a budget of time is
+    devices: list[str]  # of the processes at once; a single one is this process
+    seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
+    reason: str = ""  # why so, with the measured alternatives
+    stacked: bool = False  # whether a network of one's own is computed as a stack
+
+    def named_units(self) -> dict[str, list[str]]:
+        """Return the units by name."""
+        return {unit_name(names): names for names in self.units}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A stack of `models` models, timed on one device with one thread."""
+
+    models: int
+    seconds: float  # a step
+    bytes: int  # held at most: bars, weights, optimiser, what the backward pass needs; on a GPU a validation beside it
+
+
+def unit_name(names: Sequence[str]) -> str:
+    """Name a stack after its first series and its size: BTCUSDT_15m+19."""
+    return f"{names[0]}+{len(names) - 1}"
+
+
+def make_plan(
+    experiment: Experiment, series: dict[str, Series], workers: int | None = None, minutes: float | None = None
+) -> Plan:
+    """Time a few steps of stacks of several sizes and choose the fastest that fits into memory.
+
+    workers: None takes a process a core or GPU, 1 stays in this process. minutes: a budget; where it is too short for
+    all epochs, patience shrinks as much, so that models which still improve get the time of those which do not. A
+    cosine, which must reach its end, gets fewer epochs instead. Errors: CpbkitError when not even one epoch fits.
+    """
+    task, training = experiment.task, experiment.training
+    devices = find_places(workers, len(series))
+    model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
+    experiment = replace(experiment, model=model)
+    windows = {name: split(s, task) for name, s in series.items()}
+    steps = training.count_steps(max(len(w.train) for w in windows.values()))
+    places = len(devices)
+    on_cpu = devices[0] == "cpu"
+    share = math.ceil(len(series) / places)  # models of a worker
+    wanted = (2, 4, 8, share) if on_cpu else (share // 4, share // 2, share)
+    memory.give_back()  # what torch keeps for later would count as taken
+    limit = MEMORY_SHARE * free_memory(devices[0]) / (places if on_cpu else 1)
+    longest = sorted(series.values(), key=len, reverse=True)[:share]
+    trials = list(
+        _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
+    )
+    memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
+    fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
+    best = min(fitting, key=lambda t: t.seconds / t.models)
+    units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
+    validation = max(len(w.validation) for w in windows.values()) / training.batch
+    epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
+    rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
+    reason = _reason(trials, best, devices, why)
+    epochs, patience, seconds = training.epochs, training.patience, epoch * rounds * training.epochs
+    if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
+        if part * epochs < 1:
+            raise CpbkitError(
+                f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from a "
+                f"few timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
+            )
+        if training.schedule == "cosine":
+            epochs = int(part * epochs)
+        else:
+            patience = min(patience, max(LEAST_PATIENCE, math.ceil(part * patience)))
+        reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take: at most {epochs}, patience {patience}"
+        seconds *= part
+    return Plan(units, steps, epochs, patience, devices, seconds, reason, model.stacked)
+
+
+def find_places(workers: int | None, series: int) -> list[str]:
+    """Return the devices of the processes that this machine gives to so many series; one of them is for this process.
+
+    workers: as many as that; None takes what is there.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
+    if workers is not None and workers < 1:
+        raise CpbkitError(f"workers must be at least 1, which is this process; got {workers}")
+    count = workers or min(series, gpus or count_cores())
+    return [names[i % len(names)] for i in range(count)]
+
+
+def _trials(
+    experiment: Experiment, series: list[Series], device: str, wanted: Sequence[int], limit: float
+) -> Iterator[Trial]:
+    """Time one model, then stacks of the wanted sizes as far as memory and TRIAL_SECONDS allow."""
+    one = _trial(experiment, series[:1], device)
+    yield one
+    quick = TRIAL_SECONDS / (one.seconds * (TIMED_STEPS + 1))
+    room = limit / one.bytes if device == "cpu" else len(series)  # a GPU says itself when it is full
+    most = int(min(len(series), room, max(2, quick)))
+    sizes = sorted({min(size, most) for size in wanted} - {0, 1})
+    while sizes:
+        size = sizes.pop(0)
+        try:
+            yield _trial(experiment, series[:size], device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            sizes = [size // 2] if size > 3 else []  # the larger ones do not fit either
+
+
+def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
+    training, threads = experiment.training, torch.get_num_threads()
+    held: dict[int, int] = {}
+
+    def pack(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch.set_num_threads(1)
+    random = torch.get_rng_state()
+    try:
+        with memory.peak(torch.device(device)) as taken:
+            windows, stack = assemble(experiment, series, device)
+            steps = max(training.steps, TIMED_STEPS + 2)
+            with contextlib.closing(fit(Fit(stack), windows, training, steps)) as run:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    next(run)
+                _wait(device)
+                ends = [time.perf_counter()]
+                while len(ends) <= TIMED_STEPS or (len(ends) < steps and ends[-1] - ends[0] < TIMED_SECONDS):
+                    next(run)
+                    _wait(device)
+                    ends.append(time.perf_counter())
+                if device != "cpu":  # a validation needs memory beside that of the captured step
+                    evaluate(stack.net, windows, "validation", list(range(len(series))))
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(random)
+    pace = min(later - earlier for earlier, later in itertools.pairwise(ends))
+    counted = 0 if device != "cpu" else COPIES * stack.weights.nbytes + sum(held.values())
+    return Trial(len(series), pace, max(counted, taken["bytes"] or 0))
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _cut(names: list[str], size: int) -> list[list[str]]:
+    """Cut names into pieces of nearly equal length, none longer than `size`."""
+    if not names:
+        return []
+    count = math.ceil(len(names) / size)
+    return [names[i::count] for i in range(count)]
+
+
+def _reason(trials: list[Trial], best: Trial, devices: list[str], why: str) -> str:
+    on_cpu = devices[0] == "cpu"
+    where = f"{len(devices)} process(es), one thread each" if on_cpu else f"{len(set(devices))} GPU(s)"
+    timed = ", ".join(f"{1000 * t.seconds / t.models:.1f} ms in a stack of {t.models}" for t in trials)
+    return f"stacks of {best.models} on {where}; a step of one model took {timed}" + (f"; {why}" if why else "")

@@ -1,0 +1,291 @@
+"""The forty: plan the units of work, run what is left of them, keep each result as it comes."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from cpbkit import atomic
+from cpbkit.runs import executors
+from cpbkit.hardware import provenance
+from cpbkit.runs.clock import Clock
+from cpbkit.data import binance, files, synthetic, yahoo
+from cpbkit.data.klines import Klines
+from cpbkit.errors import DataError, RunError, check_name
+from cpbkit.config.experiment import Data, Experiment
+from cpbkit.hardware.monitor import Monitor
+from cpbkit.runs.plan import Plan, find_places, make_plan
+from cpbkit.runs.progress import Pace, State
+from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, Run
+from cpbkit.windows.series import Series, from_klines
+from cpbkit.windows.splits import split
+from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
+from cpbkit.data.load import load_klines
+
+
+STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
+
+
+def sweep(
+    experiment: Experiment,
+    folder: str | os.PathLike,
+    *,
+    klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines]] | None = None,
+    executor: str = "processes",
+    workers: int | None = None,
+    address: str = "",
+    gpus: float = 1.0,
+    minutes: float | None = None,
+    command: str = "",
+    on_progress: Callable[[State], None] = lambda state: None,
+) -> list[dict]:
+    """Train and judge every series of the experiment into a run folder; return the ledger.
+
+    klines: gets the bars, `load_klines` by default.
+    executor: processes (one a core or GPU; a single one is this process), local (this process), or ray.
+    workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs a stack, where
+    it has any. minutes: a budget from now. command: kept for the report.
+    What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
+    Errors: RunError for a folder in use or of other settings, DataError, OSError.
+    """
+    check_name("executor", executor, ("processes", "local", "ray"))
+    deadline = None if minutes is None else time.time() + 60 * minutes
+    run, clock = Run(folder), Clock()
+    state = State(experiment, len(experiment.series))
+    with run.writing(experiment), Monitor() as state.watch:
+        for line in run.results():
+            state.add(line)
+        if state.missing:
+            tell = _teller(run, state, on_progress)
+            try:
+                about = {"command": command, **provenance.describe()}
+                atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
+                place = _place(executor, workers, address, gpus)
+                _sweep(run, state, clock, tell, klines or load_klines, place, deadline)
+            finally:
+                _save_monitor(run, state.watch.frame())
+                run.add_clock(clock.take())
+    return state.results
+
+
+def preview(
+    experiment: Experiment,
+    *,
+    executor: str = "processes",
+    workers: int | None = None,
+    address: str = "",
+    gpus: float = 1.0,
+    minutes: float | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> Plan:
+    """Return the plan that `sweep` would make, with its predicted time, and train nothing."""
+    series, failed = prepare(experiment, load_klines(experiment, tell))
+    if not series:
+        raise DataError(next(iter(failed.values())))
+    tell("timing a few steps")
+    return _place(executor, workers, address, gpus).plan(experiment, series, minutes)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the units run."""
+
+    executor: str  # as `sweep` takes it
+    workers: int | None  # as `make_plan` takes it
+    gpus: float = 0.0  # of the cluster, a stack
+
+    def plan(self, experiment: Experiment, series: dict[str, Series], minutes: float | None) -> Plan:
+        """Make the plan where the units will run."""
+        if self.executor == "ray":
+            return executors.call_on_ray(make_plan, experiment, series, self.workers, minutes, gpus=self.gpus)
+        return make_plan(experiment, series, self.workers, minutes)
+
+    def settle(self, plan: Plan, series: int) -> Plan:
+        """Return a plan, which may have been made on another machine, for the devices of this one."""
+        if self.executor == "ray":
+            devices = executors.call_on_ray(find_places, self.workers, series, gpus=self.gpus)
+        else:
+            devices = find_places(self.workers, series)
+        return replace(plan, devices=devices)
+
+    def run(self, units: list[Unit], plan: Plan) -> Iterator[Message]:
+        """Run the units and stream their messages."""
+        if self.executor == "ray":
+            return executors.on_ray(units, work, self.gpus)
+        if len(plan.devices) > 1:
+            return executors.processes(units, work, plan.devices)
+        return executors.local(units, work)
+
+
+def _place(executor: str, workers: int | None, address: str, gpus: float) -> Place:
+    if executor == "ray":
+        has = executors.connect(address)
+        gpus = gpus if has.get("GPU") else 0.0
+        count = int(has["GPU"] / gpus) if gpus else int(has["CPU"])
+        return Place(executor, workers or max(1, count), gpus)
+    return Place(executor, 1 if executor == "local" else workers)
+
+
+def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
+    def note(text: str) -> None:
+        """Tell what a person should know, and put it on the time line of the report."""
+        state.watch.mark(text)
+        tell(text)
+
+    with clock("bars"):
+        tell("getting bars")
+        try:
+            bars, incomplete = klines(state.experiment, tell), None
+        except binance.Incomplete as error:  # train what could be had; the same command fetches the rest later
+            bars, incomplete = error.klines, error
+    with clock("features"):
+        tell("computing features")
+        series, failed = prepare(state.experiment, bars)
+        for line in state.results:
+            one = series.get(line["series"])
+            if one and line.get("data_sha256") not in (None, data_sha256(one)):
+                note(f"{one.name} is kept as it ended, on other bars than are there now")
+    if not series:
+        reasons = "\n  ".join(failed.values())
+        raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
+    for name in [name for name in state.missing if name in failed]:
+        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name], "test": {}}, None, bars)
+    with clock("plan"):
+        tell("timing a few steps")
+        minutes = None if deadline is None else (deadline - time.time()) / 60
+        plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
+        plan = place.settle(plan, len(series))
+        _write_plan(run, plan)
+    units = _units(run, state, plan, series, deadline)
+    with clock("training"):
+        tell(f"training, {plan.reason}")
+        state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
+        with contextlib.closing(place.run(units, plan)) as messages:
+            for message in messages:
+                match message:
+                    case Result():
+                        if message.line["series"] not in state.ended:
+                            _keep(run, state, message.line, message.model, bars)
+                    case Checkpoint():
+                        atomic.write_bytes(run.checkpoint(message.unit), message.content)
+                    case Shrunk():
+                        run.checkpoint(message.unit).unlink(missing_ok=True)
+                        kept = [names for name, names in plan.named_units().items() if name != message.unit]
+                        plan = replace(plan, units=[*kept, *message.units])
+                        _write_plan(run, plan)
+                        note(message.reason)
+                    case Note():
+                        note(message.text)
+                    case Progress():
+                        state.hear(message)
+                        for stage, seconds in message.seconds.items():
+                            clock.add(f"worker: {stage}", seconds)
+            tell("training")
+    for name in plan.named_units():
+        run.checkpoint(name).unlink(missing_ok=True)
+    if incomplete:
+        raise incomplete
+
+
+def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:
+    """Return the plan this run started with, with units for the series that could not be had then."""
+    if plan is None:
+        return make(series)
+    planned = {name for names in plan.units for name in names}
+    fresh = {name: one for name, one in series.items() if name not in planned}
+    return replace(plan, units=[*plan.units, *make(fresh).units]) if fresh else plan
+
+
+def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, Series], dict[str, str]]:
+    """Return the series that can be trained, and why the others cannot."""
+    series, failed = {}, {}
+    for name in (name for name in experiment.series if name in bars):
+        try:
+            one = from_klines(bars[name], experiment.task)
+            split(one, experiment.task)
+            series[name] = one
+        except DataError as error:
+            failed[name] = str(error)
+    return series, failed
+
+
+def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
+    """Return the units that hold a missing series, each with the checkpoint it goes on from."""
+    here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
+    missing = set(state.missing)
+    named = {unit: names for unit, names in here.items() if missing & set(names)}
+    experiment, units = run.settled, []
+    for i, (name, names) in enumerate(named.items()):
+        saved = run.checkpoint(name)
+        units.append(
+            Unit(
+                name,
+                experiment,
+                tuple(series[n] for n in names),
+                device=plan.devices[0],
+                checkpoint=saved.read_bytes() if saved.exists() else None,
+                deadline=deadline,
+                turns=math.ceil((len(named) - i) / len(plan.devices)),
+            )
+        )
+    return units
+
+
+def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Callable[[str], None]:
+    """Return the function that tells the caller, and now and then the run folder, what is going on."""
+    told = -math.inf
+
+    def tell(stage: str) -> None:
+        nonlocal told
+        state.stage = stage
+        on_progress(state)
+        if time.monotonic() - told > STATUS_SECONDS:
+            told = time.monotonic()
+            shares = {name: round(one["share"], 4) for name, one in state.running.items()}
+            run.tell(
+                {"stage": stage, "done": state.done, "total": state.total, "running": shares}
+                | {"seconds_left": state.seconds_left, "at_most": state.at_most}
+                | {"samples_per_second": state.samples_per_second}
+            )
+
+    return tell
+
+
+
+
+
+
+def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:
+    line = line | {"passport": bars[line["series"]].passport.to_dict()}
+    run.finish(line, model)
+    state.add(line)
+
+
+def _read_plan(run: Run) -> Plan | None:
+    """Return the plan this run started with."""
+    path = run.folder / PLAN
+    if not path.exists():
+        return None
+    try:
+        return Plan(**json.loads(path.read_text()))
+    except TypeError as error:
+        raise RunError(f"{path} must be a plan of this version of cpbkit; {error}. Take another folder") from None
+
+
+def _write_plan(run: Run, plan: Plan) -> None:
+    atomic.write_bytes(run.folder / PLAN, json.dumps(dataclasses.asdict(plan), indent=2).encode())
+
+
+def _save_monitor(run: Run, frame: pd.DataFrame) -> None:
+    """Add the samples since this start to those of earlier ones."""
+    path = run.folder / MONITOR
+    if path.exists():
+        earlier = pd.read_parquet(path)
+        frame = pd.concat([earlier, frame.assign(time=frame["time"] + earlier["time"].max())], ignore_index=True)
+    atomic.write_bytes(path, frame.to_parquet())

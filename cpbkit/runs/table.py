@@ -1,0 +1,197 @@
+"""Any time series: train one model as published tables do, or several side by side as a sweep does."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from cpbkit.errors import CpbkitError, check_name
+from cpbkit.config.experiment import Experiment, Model, vary
+from cpbkit.evaluation.training_checks import Check, check_results
+from cpbkit.models import zoo
+from cpbkit.training.precision import precision
+from cpbkit.config.presets import LTSF, PRESETS
+from cpbkit.training.stack import Stack
+from cpbkit.training.alone import train_alone
+from cpbkit.training.loop import Finished, Fit, assemble, fit
+from cpbkit.windows.series import Series, from_table
+from cpbkit.windows.windows import Windows
+from cpbkit.windows.splits import split, split_rows
+from cpbkit.runs.worker import Result, Unit, work
+
+PERSISTENCE = "persistence"
+CHOICES = (PERSISTENCE, *PRESETS)
+TEST_WINDOWS = 256  # a batch
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors over windows, horizon and columns, in units of each column's scale."""
+
+    windows: int
+    mse: float
+    mae: float
+
+
+@dataclass(frozen=True)
+class SeriesResult:
+    """How a model did on a table, beside the forecast that nothing changes."""
+
+    name: str
+    model: str
+    columns: tuple[str, ...]
+    context: int  # rows
+    horizon: int  # rows
+    windows: dict[str, int]  # of each split
+    errors: Errors
+    persistence: Errors
+    drop_last: int  # the batch whose incomplete last one is left out below; 0: none is
+    errors_dropped: Errors | None
+    persistence_dropped: Errors | None
+    by_column: dict[str, tuple[Errors, Errors]]  # the model's and persistence's
+    parameters: int = 0
+    epochs: int = 0
+    best_epoch: int = 0
+    seconds: float = 0.0  # of the training
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict:
+        """Return plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+def plan_series(
+    model: str, columns: Sequence[str], context: int, horizon: int, scale: str = "standard", settings: Mapping = {}
+) -> Experiment:
+    """Return the experiment of a preset, or of `persistence`, on the columns of a table; settings by their flat names.
+
+    scale: what the columns are divided by, standard (train deviation), persistence or none.
+    Errors: CpbkitError for a setting that the table or another argument decides.
+    """
+    check_name("model", model, CHOICES)
+    base = Experiment(preset=model, model=Model(name=model)) if model == PERSISTENCE else PRESETS[model]
+    if model in ("nlinear", "dlinear"):
+        base = dataclasses.replace(base, training=LTSF)  # a table need not wander
+    columns = tuple(columns)
+    task = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns), "target_scale": scale}
+    task |= {"context": context, "horizon": horizon}
+    if twice := sorted(task.keys() & settings.keys()):
+        raise CpbkitError(f"the table and its options decide {', '.join(task)}; got {', '.join(twice)} as settings too")
+    own = {"weights": (), "repeats": (), "ranges": ()}  # a preset's are of columns that this table need not have
+    return vary(base, **{**task, **own, "purge": 0, "input_clip": math.inf, **settings})
+
+
+def run_series(
+    table: pd.DataFrame,
+    name: str,
+    experiment: Experiment,
+    rows: tuple[int, int, int],
+    *,
+    drop_last: int = 0,
+    slide_over_gaps: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> SeriesResult:
+    """Train on the first rows of a table, validate on the next, test on those that follow.
+
+    rows: (train, validation, test). drop_last: also leave out the last incomplete batch of test windows of this
+    size, as tables before mid-2024 did. slide_over_gaps: take rows as even steps, as published tables do.
+    Errors: DataError for a table that is too short or not finite, CpbkitError for a training that fell ill.
+    """
+    task, training, notes = experiment.task, experiment.training, []
+    series = from_table(name, table, task.features, task.targets)
+    gaps = int(series.segment[-1])
+    if gaps and slide_over_gaps:
+        series = from_table(name, table.reset_index(drop=True), task.features, task.targets)
+        notes.append(f"windows slide over {gaps} gaps in the times")
+    elif gaps:
+        notes.append(f"no window crosses one of the {gaps} gaps in the times")
+    splits = split_rows(series, task, *rows)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net, about = None, {}
+    if experiment.model.name == PERSISTENCE:
+        windows = Windows([series], task, device, torch.float32, [splits])
+    else:
+        begun = time.monotonic()
+        windows, stack = assemble(experiment, [series], device, [splits])
+        net, end = train_alone(experiment, windows, stack, on_progress)
+        about = {"parameters": stack.parameters, "epochs": end.epochs, "best_epoch": end.best_epoch}
+        about["seconds"] = time.monotonic() - begun
+    on_progress("testing")
+    with precision(training, device) as autocast, autocast:
+        errors, floor = _errors(net, windows)
+    kept = len(splits.test) // drop_last * drop_last if drop_last else 0
+    return SeriesResult(
+        name=name,
+        model=experiment.preset,
+        columns=task.targets,
+        context=task.context,
+        horizon=task.horizon,
+        windows={part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
+        errors=_mean(errors),
+        persistence=_mean(floor),
+        drop_last=drop_last,
+        errors_dropped=_mean(errors[:, :kept]) if kept else None,
+        persistence_dropped=_mean(floor[:, :kept]) if kept else None,
+        by_column={c: (_mean(errors[..., [k]]), _mean(floor[..., [k]])) for k, c in enumerate(task.targets)},
+        notes=tuple(notes),
+        **about,
+    )
+
+
+@torch.no_grad()
+def _errors(net: nn.Module | None, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """Return squared and absolute error of the model and of persistence, mean over the horizon: two (2, W, K)."""
+    if net is not None:
+        net.eval()
+    found = []
+    for rows, _ in windows.batches("test", [0], TEST_WINDOWS):
+        x, last, y = windows.gather(rows)
+        error = y if net is None else net(x, last) - y
+        pair = [torch.stack([e.double().square().mean(2), e.double().abs().mean(2)], 1) for e in (error, y)]
+        found.append(torch.stack(pair)[:, 0])  # (2, 1, 2, B, K) -> (2, 2, B, K)
+    model, floor = torch.cat(found, 2).cpu().numpy()
+    return model, floor
+
+
+def _mean(errors: np.ndarray) -> Errors:
+    return Errors(errors.shape[1], *errors.mean((1, 2)).tolist())
+
+
+def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
+    """Train and judge each trial as a sweep does; return a row each: errors on the test split, and how healthy it is.
+
+    r2 and mae are of the first head's level, in its own unit; `why` is the first of the worst rows of its health.
+    """
+    rows, known = [], {}
+    for name, experiment in trials.items():
+        if experiment not in known:  # the same again would end the same
+            known[experiment] = train_and_judge(experiment, series)
+        line, checks = known[experiment]
+        judged = next(iter(line["test"].values()), {})
+        worst = max(checks, key=lambda check: ("OK", "NOTE", "SICK").index(check.verdict))
+        rows.append(
+            {
+                "trial": name,
+                "r2": judged.get("r2"),
+                "persistence's r2": judged.get("r2_persistence"),
+                "mae": judged.get("level_mae"),
+                "health": worst.verdict,
+                "why": "" if worst.verdict == "OK" else f"{worst.check}: {worst.evidence}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def train_and_judge(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
+    """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
+    windows = len(split(series, experiment.task).train)
+    stated = vary(experiment, steps=experiment.training.count_steps(windows))
+    unit = Unit(series.name, stated, (series,), "cuda" if torch.cuda.is_available() else "cpu")
+    (line,) = (message.line for message in work(unit) if isinstance(message, Result))
+    return line, check_results([line])

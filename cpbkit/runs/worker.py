@@ -1,0 +1,250 @@
+"""One unit of work: a stack of series trained and judged, told to whoever runs it as a stream of messages."""
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from cpbkit import __version__
+from cpbkit.training import checkpoint
+from cpbkit.hardware import memory
+from cpbkit.runs.clock import Clock
+from cpbkit.errors import CpbkitError
+from cpbkit.evaluation.verdicts import judge_heads
+from cpbkit.config.experiment import Experiment
+from cpbkit.evaluation.conformal import judge_intervals
+from cpbkit.models import zoo
+from cpbkit.runs.plan import unit_name
+from cpbkit.runs.folder import OUT_OF_TIME
+from cpbkit.training.loop import (
+    Finished,
+    Fit,
+    assemble,
+    fit,
+    forecast,
+    is_out_of_memory,
+    mean_losses,
+    persistence_losses,
+)
+from cpbkit.windows.series import Series
+from cpbkit.windows.windows import Windows
+
+PROGRESS_SECONDS = 0.5  # between two progress messages
+CHECKPOINT_SECONDS = 30.0  # between two checkpoints at the least
+TRAINED_SHARE = 0.95  # of a unit's time after which its models leave, to be judged in the rest
+CHECKPOINT_SHARE = 0.01  # of the time that checkpoints may take
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker needs; it can be sent to another process or machine."""
+
+    name: str
+    experiment: Experiment  # with its steps stated
+    series: tuple[Series, ...]
+    device: str = "cpu"
+    threads: int = 1
+    checkpoint: bytes | None = None  # go on from here
+    deadline: float | None = None  # when it must be through, with its share of the time till then, seconds since 1970
+    turns: int = 1  # it and the units after it that share that time
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a unit is doing."""
+
+    unit: str
+    stage: str
+    running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence, and share done
+    samples: int = 0  # windows trained on since the last message
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage, since the last message
+
+
+@dataclass(frozen=True)
+class Result:
+    """A series that is through: its line of the ledger and its model, if it has one."""
+
+    unit: str
+    line: dict
+    model: bytes | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a unit would go on from."""
+
+    unit: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A unit that did not fit into memory and goes on as smaller ones, from their beginning."""
+
+    unit: str
+    units: list[list[str]]  # names of their series
+    reason: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a person should know of a unit."""
+
+    unit: str
+    text: str
+
+
+Message = Progress | Result | Checkpoint | Shrunk | Note
+
+
+def work(unit: Unit) -> Iterator[Message]:
+    """Train and judge the series of a unit, message by message; halve it where the memory does not suffice.
+
+    A resumed unit may give a result once more. Errors: CpbkitError when not even one model fits.
+    """
+    left = {series.name: series for series in unit.series}
+    try:
+        for message in _work(unit):
+            if isinstance(message, Result):
+                left.pop(message.line["series"])
+            yield message
+        return
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0]
+    if len(unit.series) == 1:
+        raise CpbkitError(f"{unit.name} does not fit into the memory of {unit.device}, alone: {reason}")
+    memory.give_back()
+    halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
+    text = f"{unit.name} did not fit into memory and goes on as {len(halves)} smaller stacks: {reason}"
+    yield Shrunk(unit.name, halves, text)
+    for i, names in enumerate(halves):
+        series, turns = tuple(left[name] for name in names), len(halves) * unit.turns - i
+        half = dataclasses.replace(unit, name=unit_name(names), series=series, checkpoint=None, turns=turns)
+        yield from work(half)
+
+
+def _work(unit: Unit) -> Iterator[Message]:
+    torch.set_num_threads(unit.threads)
+    experiment, training, clock = unit.experiment, unit.experiment.training, Clock()
+    begun = saved = time.monotonic()
+    left = (unit.deadline - time.time()) / unit.turns if unit.deadline else math.inf
+    enough, told = begun + TRAINED_SHARE * left, -math.inf
+    with clock("build"):
+        windows, stack = assemble(experiment, unit.series, unit.device)
+        data = {series.name: data_sha256(series) for series in unit.series}
+        resumed = unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, data)
+        state = resumed or Fit(stack)
+        everyone = list(range(len(windows)))
+        floor = _by_name(unit.series, persistence_losses(windows, everyone))
+        mean = _by_name(unit.series, mean_losses(windows, everyone))
+    if unit.checkpoint and not resumed:
+        yield Note(unit.name, f"{unit.name} begins anew: its checkpoint is of other bars than are there now")
+    pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
+    training_steps = fit(state, windows, training, training.steps)
+    while True:
+        with clock(stage):
+            if next(training_steps, None) is None:
+                break
+        if state.step:
+            samples += len(state.curves) * training.batch
+        stage = "validation" if state.step == training.steps else "epochs"
+        for finished in [] if state.step else state.finished:
+            with clock("judging"):
+                name = finished.name
+                seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
+                losses = {"persistence": floor[name], "mean": mean[name]}
+                yield _result(unit, windows, finished, seconds | losses | {"data_sha256": data[name]})
+        now = time.monotonic()
+        if len(stack) and now - saved > pause:
+            with clock("checkpoints"):
+                yield Checkpoint(unit.name, checkpoint.save_fit(state, data))
+            saved = time.monotonic()
+            pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
+        if now > enough:
+            state.hurry = OUT_OF_TIME
+        if now - told > PROGRESS_SECONDS:
+            yield _progress(unit, state, floor, samples, clock)
+            told, samples = now, 0
+    yield _progress(unit, state, floor, samples, clock)
+
+
+def _by_name(series: tuple[Series, ...], losses: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    return {s.name: {part: values[m] for part, values in losses.items()} for m, s in enumerate(series)}
+
+
+def _progress(unit: Unit, state: Fit, floor: dict[str, dict], samples: int, clock: Clock) -> Progress:
+    training = unit.experiment.training
+    share = (state.epoch + state.step / training.steps) / training.epochs
+    running = {
+        name: {"curve": curve, "persistence": floor[name], "share": share} for name, curve in state.curves.items()
+    }
+    return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
+
+
+def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Result:
+    """Judge a finished model on the test split, which is read here and nowhere else."""
+    m = next(i for i, series in enumerate(windows.series) if series.name == finished.name)
+    series, splits, scaler = windows.series[m], windows.splits[m], windows.scalers[m]
+    experiment = unit.experiment
+    line = {
+        "series": series.name,
+        "status": finished.status,
+        "reason": finished.reason,
+        "synthetic": series.synthetic,
+        "preset": experiment.preset,
+        "parameters": sum(tensor.numel() for tensor in finished.weights.values()),
+        "epochs": finished.epochs,
+        "best_epoch": finished.best_epoch,
+        "curve": {name: [_plain(x) for x in values] for name, values in finished.curve.items()},
+        **told,
+        "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
+        "dates": splits.dates(series),
+        "test": {},
+    }
+    if finished.status != "done":
+        return Result(unit.name, line, None)
+    net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
+    known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
+    if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
+        line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
+        return Result(unit.name, line, None)
+    judged = judge_heads(series, splits.test, predicted, splits.bounds["train"][1], experiment.model.name)
+    line["test"] = {head: judgement.to_dict() for head, judgement in judged.items()}
+    line["intervals"] = judge_intervals(series, splits, experiment.task.context, known, predicted)
+    about = {
+        "version": __version__,
+        "torch": torch.__version__,
+        "experiment": dataclasses.asdict(experiment),
+        "series": series.name,
+        "synthetic": series.synthetic,
+        "features": series.features,
+        "targets": series.targets,
+        "scaler": {name: _numbers(value) for name, value in dataclasses.asdict(scaler).items()},
+        "dates": line["dates"],
+        "data_sha256": line["data_sha256"],
+    }
+    return Result(unit.name, line, checkpoint.save(finished.weights, about))
+
+
+def data_sha256(series: Series) -> str:
+    """Return a fingerprint of the columns that a model was trained and judged on."""
+    digest = hashlib.sha256()
+    for column in (series.times, series.inputs, series.levels, series.anchors):
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _numbers(value: float | np.ndarray) -> float | list[float | None]:
+    """Return a constant of the scaler fit for JSON; None is no bound."""
+    return [_plain(x) for x in value.tolist()] if np.ndim(value) else value
+
+
+def _plain(number: float) -> float | None:
+    return number if math.isfinite(number) else None

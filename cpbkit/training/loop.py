@@ -1,0 +1,387 @@
+"""The one training loop: a stack of models over their windows, epoch by epoch, each with its own fate.
+
+Nothing is copied to or from the device, and nothing waits for it, inside an epoch.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cpbkit.config.experiment import Experiment, Training, derive_seed
+from cpbkit.errors import CpbkitError
+from cpbkit.hardware import memory
+from cpbkit.models import zoo
+from cpbkit.training.cuda_graph import capture
+from cpbkit.training.not_finite import find_not_finite
+from cpbkit.training.precision import precision
+from cpbkit.training.stack import Stack
+from cpbkit.windows.series import Series
+from cpbkit.windows.splits import Splits
+from cpbkit.windows.windows import Windows
+
+LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
+EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
+CAPTURE_ERROR = 0.01  # of the gradients, between the captured step and the step itself
+COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
+CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One model's end."""
+
+    name: str
+    status: str  # done | sick
+    reason: str  # why it is sick, else why it stopped
+    epochs: int
+    best_epoch: int  # 1 is the first
+    curve: dict[str, list[float]]
+    weights: dict[str, Tensor]  # best ones, on the host
+
+
+@dataclass
+class Fit:
+    """Where a training stands. Everything a resume needs is here and in the stack."""
+
+    stack: Stack
+    epoch: int = 0  # epochs that are complete
+    step: int = 0  # steps of the running epoch that are complete
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # a live model's name -> CURVES
+    finished: list[Finished] = field(default_factory=list)  # of the last completed epoch
+    hurry: str = ""  # set it, and every model leaves after the running step for this reason
+    mode: str = ""  # how a step runs: CUDA graph, or eager and why
+
+    def __post_init__(self):
+        if "validation_best" in self.stack.table:
+            return
+        device = self.stack.weights.device
+        for name, start in START.items():
+            self.stack.table[name] = torch.full((len(self.stack),), start, device=device, dtype=torch.float64)
+        self.curves = {name: {curve: [] for curve in CURVES} for name in self.stack.names}
+
+
+SUMS = ("loss_sum", "norm_sum", "clipped_sum", "skipped_sum")  # over the running epoch
+# A model's own numbers through training, each a tensor over the stack, and how they start.
+START = {
+    "alive": 1.0,
+    "validation_best": math.inf,
+    "best_epoch": 0.0,
+    "stale": 0.0,  # epochs since the best
+    "waited": 0.0,  # epochs since the plateau schedule last moved or improved
+    **dict.fromkeys(SUMS, 0.0),
+    "bad_step": -1.0,  # first step of the epoch whose loss or gradient was not finite
+}
+
+
+def assemble(
+    experiment: Experiment,
+    series: Sequence[Series],
+    device: str | torch.device,
+    splits: Sequence[Splits] | None = None,
+) -> tuple[Windows, Stack]:
+    """Put the windows of the series and an untrained stack of their models on a device.
+
+    splits: of each series, where they are not those of the task.
+    Weights and windows are float32, or float64 where the precision is; the half precisions only compute in 16 bits.
+    """
+    task, training = experiment.task, experiment.training
+    dtype = torch.float64 if training.precision == "float64" else torch.float32
+    windows = Windows(series, task, torch.device(device), dtype, splits)
+    names = [one.name for one in series]
+    return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
+
+
+def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+    """Return each model's weighted mean squared error: (M, B, H, K) twice, weights (K,) -> (M, B)."""
+    if forecast.shape != truth.shape:
+        raise CpbkitError(
+            f"a forecast must have the shape of the truth (models, batch, horizon, targets) = {tuple(truth.shape)}; "
+            f"got {tuple(forecast.shape)}. Change the network's last layer"
+        )
+    return (forecast.to(truth.dtype) - truth).square().mean(2) @ weights
+
+
+def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterator[Fit]:
+    """Train until every model has left, yielding the state after each step and after the validation of each epoch.
+
+    After that `state.step` is 0 and `state.finished` holds the models that left in it. The caller may stop
+    at any yield, save the state, and go on from it later: the end is the same to the bit on the same device.
+    """
+    stack, task = state.stack, windows.task
+    place = {series.name: m for m, series in enumerate(windows.series)}
+    order = coins = run = now = None
+    i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
+
+    def step() -> None:
+        rows = order.index_select(1, i)[:, 0]
+        x, last, y = windows.gather(rows)
+        teacher = None
+        if training.teacher_forcing:
+            teacher = y, None if training.teacher_forcing == 1 else coins.index_select(0, i)[0]
+        with autocast:
+            forecast = stack.net(x, last, teacher)
+        losses = loss_per_model(forecast, y, windows.target_weights)  # (M, B)
+        if windows.weights is not None:
+            losses = losses * windows.weights[rows]
+        _move(stack, training, losses.mean(1), i)
+        i.add_(1)
+
+    def solve() -> None:
+        stack.net.solve(*(_whole(windows, part, members) for part in ("train", "validation")))
+        stack.table["loss_sum"] += evaluate(stack.net, windows, "train", members)
+
+    with precision(training, windows.device) as autocast, memory.kept(windows.device):
+        while len(stack):
+            members = [place[name] for name in stack.names]
+            fresh = windows.order(members, training.seed, state.epoch, steps * training.batch)
+            fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
+            draws = _coins(training, state.epoch, steps, task.horizon).to(windows.device)
+            if now is not stack.weights:  # models have left: the step has other tensors now
+                order, coins, now, run = fresh, draws, stack.weights, None  # the last graph gives its memory back
+                i.zero_()
+                solved = hasattr(stack.net, "solve")
+                run, state.mode = (solve, "closed form") if solved else captured(step, stack, i)
+            order.copy_(fresh)
+            coins.copy_(draws)
+            i.fill_(state.step)
+            if state.step == 0:
+                torch.manual_seed(derive_seed("dropout", training.seed, state.epoch))
+                _set_rates(stack, training, state.epoch)
+            stack.net.train()
+            state.finished = []
+            while state.step < steps and not (state.hurry and state.step):
+                run()
+                state.step += 1
+                yield state
+            with autocast:
+                validation = evaluate(stack.net, windows, "validation", members)
+                explain = functools.partial(_explain, stack, windows, order, members)
+                _close_epoch(state, training, validation, explain)
+            yield state
+
+
+def _batches(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go through a whole split as `Windows.batches` does, in batches that suit an evaluation."""
+    return windows.batches(part, members, max(1, EVALUATION_WINDOWS // len(members)))
+
+
+def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield a whole split: x (M, B, L, C), y (M, B, H, K), weight (M, B), 0 where a shorter series is padded."""
+    for rows, weight in _batches(windows, part, members):
+        x, _, y = windows.gather(rows)
+        yield x, y, weight
+
+
+def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
+    """Return the step as one CUDA graph that replays without the host, or as it is, and why.
+
+    A graph is taken only when it gives the gradients that the step gives. i: the step's own count, which must stay
+    inside the epoch while it warms up.
+    """
+    if not stack.weights.is_cuda:
+        return step, "eager: no GPU"
+    if not getattr(stack.net, "stacked", True):
+        return step, "eager: one model after another, each from the same random state, which no graph can put back"
+    return _captured(step, stack, i)
+
+
+def _captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
+    stack.net.train()
+    device, before = stack.weights.device, {name: tensor.clone() for name, tensor in stack.state().items()}
+    random = torch.cuda.get_rng_state(device)
+
+    def rewind() -> None:
+        stack.rewind(before)
+        torch.cuda.set_rng_state(random, device)
+        i.zero_()
+
+    def gradients(run: Callable[[], None]) -> Tensor:
+        rewind()
+        stack.gradients.zero_()
+        run()
+        return stack.gradients.clone()
+
+    try:
+        run, mode = capture(step, device, rewind).replay, "CUDA graph"
+        want = gradients(step)
+        if (gradients(run) - want).norm() > CAPTURE_ERROR * want.norm():
+            run, mode = step, "eager: replayed, the captured step had other gradients"
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"
+    rewind()
+    return run, mode
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Say whether torch means that memory is short; it has no one class for that on all devices and versions."""
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def _coins(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:
+    """Draw whether each decoder step of each batch sees the truth: (S, H), the same for every model."""
+    generator = torch.Generator().manual_seed(derive_seed("teacher", training.seed, epoch))
+    return torch.rand(steps, horizon, generator=generator) < training.teacher_forcing
+
+
+def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
+    """Write the epoch's learning rate of each model; a plateau's was written when the last epoch closed."""
+    if training.schedule == "cosine":
+        low, high = training.min_learning_rate, training.learning_rate
+        rate = low + (high - low) * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
+        stack.table["learning_rate"].fill_(rate)
+    elif training.schedule == "step":
+        drops = epoch // training.schedule_epochs
+        stack.table["learning_rate"].fill_(training.learning_rate * training.schedule_factor**drops)
+
+
+def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
+    """Move every model by its own loss (M,); a gradient that is not finite counts as zero, and as a skipped step."""
+    gradients, table = stack.gradients, stack.table
+    scale = LOSS_SCALE if training.precision == "float16" else 1.0
+    stack.backward(losses.sum() * scale)
+    if scale != 1:
+        gradients.div_(scale)
+    if training.clip_value:
+        gradients.clamp_(-training.clip_value, training.clip_value)
+    norms = gradients.norm(dim=1)  # (M,)
+    finite = norms.isfinite()
+    if training.clip_norm:
+        gradients.mul_((training.clip_norm / (norms + 1e-6)).clamp(max=1)[:, None])
+        table["clipped_sum"] += norms > training.clip_norm
+    gradients.masked_fill_(~finite[:, None], 0)
+    stack.optimizer.step()
+    table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))
+    table["loss_sum"] += losses.detach()
+    table["norm_sum"] += torch.where(finite, norms, 0)
+    table["skipped_sum"] += ~finite
+
+
+def _explain(stack: Stack, windows: Windows, order: Tensor, members: list[int], row: int) -> str:
+    """Name the first bad tensor of a sick model, at the step where it fell ill or on its validation windows."""
+    step = int(stack.table["bad_step"][row])
+    batches = [order[:, step]] if step >= 0 else (rows for rows, _ in _batches(windows, "validation", members))
+    found = (find_not_finite(stack.net, row, *windows.gather(rows)) for rows in batches)
+    return next(filter(None, found), "only the loss or a gradient")
+
+
+def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Callable[[int], str]) -> None:
+    """Judge the epoch of every model on the device, look once from the host, and let go of those who are through."""
+    stack, table = state.stack, state.stack.table
+    steps, state.epoch, state.step = max(1, state.step), state.epoch + 1, 0
+    rates = table["learning_rate"].clone()
+    _judge_epoch(stack, training, validation, state.epoch)
+    sums = [table[name] / steps for name in SUMS]
+    seen = torch.stack([sums[0], validation, rates.double(), *sums[1:], table["alive"], table["stale"]], 1)
+    for row, (name, (*numbers, alive, stale)) in enumerate(zip(stack.names, seen.tolist(), strict=True)):
+        if not alive:
+            continue
+        for curve, number in zip(CURVES, numbers, strict=True):
+            state.curves[name][curve].append(number)
+        train, valid = numbers[:2]
+        if not (math.isfinite(train) and math.isfinite(valid)):
+            which = "training" if not math.isfinite(train) else "validation"
+            reason = f"the {which} loss was not finite in epoch {state.epoch}; first bad: {explain(row)}"
+            _let_go(state, row, "sick", reason)
+        elif stale >= training.patience:
+            _let_go(state, row, "done", f"no better validation loss for {training.patience} epochs")
+        elif state.epoch >= training.epochs:
+            _let_go(state, row, "done", f"all {training.epochs} epochs")
+        elif state.hurry:
+            _let_go(state, row, "done", state.hurry)
+    for name in (*SUMS, "bad_step"):
+        table[name].fill_(START[name])
+    live = [row for row, name in enumerate(stack.names) if name in state.curves]
+    if not live or len(live) < len(stack) * (COMPACT_AT if stack.weights.is_cuda else 1):
+        stack.keep(live)
+
+
+def _judge_epoch(stack: Stack, training: Training, validation: Tensor, epoch: int) -> None:
+    """Keep the best weights of each model, count its epochs without better ones, and lower the rate of a plateau."""
+    table = stack.table
+    better = (validation < table["validation_best"]) & (table["alive"] > 0)
+    table["validation_best"] = torch.where(better, validation, table["validation_best"])
+    table["best"] = torch.where(better[:, None], stack.weights, table["best"])
+    table["best_epoch"].masked_fill_(better, epoch)
+    table["stale"] = torch.where(better, 0.0, table["stale"] + 1)
+    if training.schedule == "plateau":
+        table["waited"] = torch.where(better, 0.0, table["waited"] + 1)
+        drop = table["waited"] > training.schedule_epochs
+        lower = (table["learning_rate"] * training.schedule_factor).clamp(min=training.min_learning_rate)
+        table["learning_rate"].copy_(torch.where(drop, lower, table["learning_rate"]))
+        table["waited"].masked_fill_(drop, 0.0)
+
+
+def _let_go(state: Fit, row: int, status: str, reason: str) -> None:
+    stack = state.stack
+    name, best_epoch = stack.names[row], int(stack.table["best_epoch"][row])
+    curve, weights = state.curves.pop(name), stack.export(row)
+    state.finished.append(Finished(name, status, reason, state.epoch, best_epoch, curve, weights))
+    stack.table["alive"][row] = 0
+
+
+@torch.no_grad()
+def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int]) -> Tensor:
+    """Return each model's free-running mean loss over a split: (M,)."""
+    net.eval()
+    total = torch.zeros(len(members), device=windows.device, dtype=torch.float64)
+    count = torch.zeros_like(total)
+    for rows, mask in _batches(windows, part, members):
+        x, last, y = windows.gather(rows)
+        losses = loss_per_model(net(x, last), y, windows.target_weights)
+        total += torch.where(mask > 0, losses, 0).sum(1)
+        count += mask.sum(1)
+    return total / count
+
+
+@torch.no_grad()
+def forecast(net: nn.Module, windows: Windows, part: str, members: list[int]) -> list[np.ndarray]:
+    """Return each model's forecasts over a split, unscaled: (W, H, K) a model."""
+    net.eval()
+    pieces = []
+    for rows, _ in _batches(windows, part, members):
+        x, last, _ = windows.gather(rows)
+        pieces.append(net(x, last).double().cpu().numpy())
+    whole = np.concatenate(pieces, axis=1)  # (M, W, H, K)
+    return [
+        rows[: len(windows.origins[part][m])] * windows.scalers[m].target_scale
+        for m, rows in zip(members, whole, strict=True)
+    ]
+
+
+def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
+    """Return the scaled loss of forecasting no change, on train and validation, a number a model."""
+    shape = len(members), 1, windows.task.horizon, len(windows.task.targets)
+    return _constant_losses(windows, members, windows.levels.new_zeros(shape))
+
+
+@torch.no_grad()
+def mean_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
+    """Return the scaled loss of always forecasting the mean of the train targets, as `persistence_losses` does."""
+    total = windows.levels.new_zeros(len(members), 1, windows.task.horizon, len(windows.task.targets))
+    for rows, weight in _batches(windows, "train", members):
+        total += (windows.gather(rows)[2] * weight[..., None, None]).sum(1, keepdim=True)
+    counts = torch.tensor([len(windows.origins["train"][m]) for m in members], device=windows.device)
+    return _constant_losses(windows, members, total / counts[:, None, None, None])
+
+
+def _constant_losses(windows: Windows, members: list[int], value: Tensor) -> dict[str, list[float]]:
+    net = _Constant(value)
+    return {part: evaluate(net, windows, part, members).tolist() for part in ("train", "validation")}
+
+
+class _Constant(nn.Module):
+    """The same forecast (M, 1, H, K) for every window."""
+
+    def __init__(self, value: Tensor):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor, last: Tensor) -> Tensor:
+        return self.value.expand(-1, last.shape[1], -1, -1)

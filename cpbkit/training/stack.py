@@ -1,0 +1,120 @@
+"""Models trained together: all weights are the rows of one matrix, row m is model m."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cpbkit.config.experiment import Training, derive_seed
+
+ALIGN = 64  # elements; keeps every view 16-byte aligned in half precision
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class Stack:
+    """M models as rows of `weights` (M, P), their gradients as rows of `gradients` (M, P).
+
+    `table` holds whatever else belongs to a model, each tensor with a leading model axis. A row's first weights
+    depend on the seed and its name alone.
+    """
+
+    def __init__(self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype):
+        self.names, self.training = list(names), training
+        with torch.random.fork_rng(devices=[]):
+            self.net = build(len(self.names)).to(device, dtype)
+            singles = [self._first_weights(build, name) for name in self.names]
+        self.layout: list[tuple[str, torch.Size, int, int]] = []  # name, shape of one model, offset, length
+        size = 0
+        for name, parameter in self.net.named_parameters():
+            self.layout.append((name, parameter.shape[1:], size, parameter[0].numel()))
+            size += -(-parameter[0].numel() // ALIGN) * ALIGN
+        self.parameters = sum(length for *_, length in self.layout)  # of one model
+        weights = torch.zeros(len(self.names), size, device=device, dtype=dtype)
+        for row, single in zip(weights, singles, strict=True):
+            for (*_, offset, length), tensor in zip(self.layout, single, strict=True):
+                row[offset : offset + length] = tensor
+        rates = torch.full((len(self.names),), training.learning_rate, device=device, dtype=torch.float32)
+        self.table: dict[str, Tensor] = {"best": weights.clone(), "learning_rate": rates}
+        self._attach(weights, [])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def _first_weights(self, build: Callable[[int], nn.Module], name: str) -> list[Tensor]:
+        torch.manual_seed(derive_seed("weights", self.training.seed, name))
+        return [parameter.detach().flatten() for parameter in build(1).parameters()]
+
+    def _attach(self, weights: Tensor, moments: list[dict[str, Tensor]]) -> None:
+        """Make the network's parameters views of `weights`, and give each row its place in the optimiser."""
+        self.weights, self.gradients = weights, torch.zeros_like(weights)
+        self._views = []
+        for name, shape, offset, length in self.layout:
+            owner, _, leaf = name.rpartition(".")
+            view = nn.Parameter(weights[:, offset : offset + length].unflatten(1, shape))
+            setattr(self.net.get_submodule(owner), leaf, view)
+            self._views.append((view, self.gradients[:, offset : offset + length].unflatten(1, shape)))
+        rows = [nn.Parameter(row) for row in weights]
+        groups = []
+        for row, gradient, rate in zip(rows, self.gradients, self.table["learning_rate"], strict=True):
+            row.grad = gradient
+            groups.append({"params": [row], "lr": rate})
+        self.optimizer = OPTIMIZERS[self.training.optimizer](
+            groups, weight_decay=self.training.weight_decay, fused=True, capturable=weights.is_cuda
+        )
+        for row, state in zip(rows, moments, strict=False):
+            self.optimizer.state[row] = state
+
+    def _moments(self) -> list[dict[str, Tensor]]:
+        return [self.optimizer.state[group["params"][0]] for group in self.optimizer.param_groups]
+
+    def backward(self, loss: Tensor) -> None:
+        """Write the gradients of the sum of all models' losses into `gradients`; models do not mix."""
+        parameters, views = zip(*self._views, strict=True)
+        torch._foreach_copy_(views, torch.autograd.grad(loss, parameters, materialize_grads=True))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Let all other models leave; what stays is unchanged."""
+        self.names = [self.names[r] for r in rows]
+        if not rows:
+            return
+        index = torch.as_tensor(list(rows), device=self.weights.device)
+        moments = self._moments()
+        self.table = {name: tensor[index] for name, tensor in self.table.items()}
+        self._attach(self.weights[index], [moments[r] for r in rows])
+
+    def export(self, row: int) -> dict[str, Tensor]:
+        """Return one model's best tensors by name, without the model axis, on the host."""
+        best = self.table["best"][row].cpu()
+        return {
+            name: best[offset : offset + length].reshape(shape).clone() for name, shape, offset, length in self.layout
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything a resume needs, as tensors with a leading model axis."""
+        moments = self._moments()
+        saved = {f"table.{name}": tensor for name, tensor in self.table.items()}
+        saved |= {f"moment.{name}": torch.stack([m[name] for m in moments]) for name in MOMENTS if moments[0]}
+        return saved | {"weights": self.weights}
+
+    def rewind(self, saved: dict[str, Tensor]) -> None:
+        """Go back, in place, to what `state` said; an optimiser that had not begun then begins anew."""
+        self.weights.copy_(saved["weights"])
+        for name, tensor in self.table.items():
+            tensor.copy_(saved[f"table.{name}"])
+        for m, moments in enumerate(self._moments()):
+            for name, tensor in moments.items():
+                tensor.copy_(saved[f"moment.{name}"][m]) if f"moment.{name}" in saved else tensor.zero_()
+
+    def restore(self, names: Sequence[str], saved: dict[str, Tensor]) -> None:
+        """Become the stack whose `state` was saved: the same models in the same order."""
+        self.names = list(names)
+        device = self.weights.device
+        table = {k.removeprefix("table."): v.to(device) for k, v in saved.items() if k.startswith("table.")}
+        self.table = table
+        moments = []
+        if "moment.step" in saved:
+            # The fused optimiser keeps `step` on the device of its row.
+            columns = [saved[f"moment.{name}"].to(device).unbind() for name in MOMENTS]
+            moments = [dict(zip(MOMENTS, (c.clone() for c in row), strict=True)) for row in zip(*columns, strict=True)]
+        self._attach(saved["weights"].to(device), moments)

@@ -1,0 +1,165 @@
+"""Watch a sweep: one picture that changes in place in a notebook, one line in a terminal.
+
+There is no stop button: a kernel hears its widgets only between cells. Interrupting it (or Ctrl-C) stops a sweep,
+and the same command goes on from there.
+"""
+
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from cpbkit.config.experiment import Experiment
+from cpbkit.errors import check_name
+from cpbkit.views.loss import SweepFigure, loss_figure
+from cpbkit.views.style import amount, label, time_left
+
+if TYPE_CHECKING:  # it loads torch, which a view does not need
+    from cpbkit.runs.progress import State
+
+SHARE = 0.01  # of the sweep's time that a live view may take
+PERIOD = 1.5  # s between two pictures at the least
+LINE_PERIOD = 0.2  # s between two states of a terminal's line
+LOG_PERIOD = 10.0  # s between two lines where they are kept, as in a file
+SILENCE = 8.0  # s without a word after which a terminal is told that the work goes on
+View = Callable[["State"], None]
+
+
+def live(experiment: Experiment, name: str = "") -> View:
+    """Return the view for where this runs, to be given to a sweep as `on_progress`; `name` is the run's."""
+    return Notebook(experiment, name) if in_notebook() else Terminal()
+
+
+def in_notebook() -> bool:
+    """Say whether this is a kernel with a page, such as Jupyter, Colab or Kaggle."""
+    ipython = sys.modules.get("IPython")  # a kernel has loaded it; nobody else need
+    return hasattr(ipython.get_ipython() if ipython else None, "kernel")
+
+
+class Notebook:
+    """The sweep as one picture, replaced in place, as often as SHARE of the time allows."""
+
+    def __init__(self, experiment: Experiment, name: str = "", clock: Callable[[], float] = time.perf_counter):
+        from IPython.display import Image, display  # only kernels have it
+
+        title = "  ·  ".join(filter(None, (experiment.preset, f"{len(experiment.series)} series", name)))
+        made_up = experiment.data.source == "synthetic"
+        self.picture = SweepFigure(experiment.series, title, experiment.training.epochs, made_up)
+        self._clock, self._image = clock, Image
+        self._handle = display(Image(self.picture.png()), display_id=True)
+        self._begun = self._last = clock()
+        self._spent = self._cost = 0.0
+        self._over = False
+
+    def __call__(self, state: "State") -> None:
+        """Draw the state if it is time for it; the last one is always drawn."""
+        now, over = self._clock(), state.done >= state.total
+        early = now - self._last < PERIOD or self._spent + self._cost > SHARE * (now - self._begun)
+        if self._over or (early and not over):
+            return
+        stage = "" if over else state.stage
+        self.picture.show(
+            state.results,
+            state.running,
+            state.monitor,
+            stage,
+            state.seconds_left,
+            state.at_most,
+            state.samples_per_second,
+        )
+        self._handle.update(self._image(self.picture.png()))
+        self._over, self._last = over, self._clock()
+        self._cost = self._last - now
+        self._spent += self._cost
+
+
+class Terminal:
+    """The sweep as one line that changes in place, or as a line now and then where lines are kept.
+
+    As a context it also speaks up when the sweep itself has nothing to say for long, as in a slow validation.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+        self.stream = stream or sys.stderr
+        self._clock, self._last, self._over = clock, None, False
+        self._heard, self._text = clock(), ""
+        self._in_place = self.stream.isatty()
+        self._left, self._lock = threading.Event(), threading.Lock()
+
+    def __enter__(self) -> "Terminal":
+        threading.Thread(target=self._speak_up, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._left.set()
+        with self._lock:
+            if self._in_place and self._last is not None and not self._over:
+                self._over = True
+                self.stream.write("\n")  # what follows, such as an error, gets a line of its own
+                self.stream.flush()
+
+    def __call__(self, state: "State") -> None:
+        """Write the state if it is time for it; the last one is always written."""
+        now, over = self._clock(), state.done >= state.total
+        period = LINE_PERIOD if self._in_place else LOG_PERIOD
+        with self._lock:
+            if self._text and now - self._heard < LINE_PERIOD and not over:
+                return  # a large sweep has many words a second, and a sentence takes its time
+            self._heard, self._text = now, sentence(state)
+            if self._over or (self._last is not None and now - self._last < period and not over):
+                return
+            self._over = over
+            self._write(self._text, now)
+
+    def _write(self, text: str, now: float) -> None:
+        self._last = now
+        if self._in_place:
+            width = shutil.get_terminal_size().columns - 1
+            text = "\r" + text[:width].ljust(width) + ("\n" if self._over else "")
+        else:
+            text += "\n"
+        self.stream.write(text)
+        self.stream.flush()
+
+    def _speak_up(self) -> None:
+        while not self._left.wait(1.0):
+            with self._lock:
+                now = self._clock()
+                if self._last is not None and not self._over and now - max(self._last, self._heard) >= SILENCE:
+                    self._write(f"{self._text}  at it for {now - self._heard:.0f} s", now)
+
+
+def sentence(state: "State") -> str:
+    """Say where a sweep stands in one line."""
+    counts = Counter(result["status"] for result in state.results)
+    filled = round(20 * state.share)
+    parts = [f"[{'#' * filled}{'.' * (20 - filled)}] {state.done} of {state.total} done"]
+    parts += [f"{counts[word]} {word}" for word in ("sick", "failed") if counts[word]]
+    if state.done < state.total:
+        parts.append(state.stage)
+        parts += [f"{amount(state.samples_per_second)} samples/s"] if state.samples_per_second else []
+        parts += [time_left(state.seconds_left, state.at_most)] if state.seconds_left is not None else []
+    return "  ".join(parts)
+
+
+def browse(results: Sequence[Mapping], series: str = "") -> Any:
+    """Return a widget that shows the loss of one model of a run after another, starting with `series` or the first.
+
+    Where widgets do not live, `series` alone chooses. Errors: UnknownName for a series without a result.
+    """
+    import ipywidgets
+
+    by_name = {result["series"]: result for result in results}
+    first = check_name("series", series or next(iter(by_name)), by_name)
+    image = ipywidgets.Image(value=loss_figure(by_name[first]).png(), format="png")
+    options = [(label(name), name) for name in by_name]
+    menu = ipywidgets.Dropdown(options=options, value=first, description="series")
+
+    def show(change) -> None:
+        image.value = loss_figure(by_name[change["new"]]).png()
+
+    menu.observe(show, names="value")
+    return ipywidgets.VBox([menu, image])

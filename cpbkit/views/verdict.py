@@ -1,0 +1,224 @@
+"""What may be said of the models: verdicts, forecasts beside the truth, the health of the training, coverage."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.dates import date2num
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from cpbkit.evaluation import metrics, verdicts
+from cpbkit.evaluation.verdicts import Judgement, Verdict
+from cpbkit.views.loss import DASHES, is_synthetic
+from cpbkit.views.market import calendar
+from cpbkit.views.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PALE_BLUE,
+    RED,
+    WIDTH,
+    Picture,
+    beside,
+    counted,
+    label,
+    look,
+    name_ends,
+)
+
+if TYPE_CHECKING:  # both load torch, which drawing does not need
+    from cpbkit.evaluation.training_checks import Check
+    from cpbkit.windows.series import Series
+
+COLOURS = {"BEATS": GREEN, "TIES": FAINT, "LOSES": RED}
+SIGNS = {"OK": (GREEN, "o", 5.5), "NOTE": (ORANGE, "D", 5.5), "SICK": (RED, "X", 7.5)}
+ROW = 19.5  # pixels of a series
+
+
+@look()
+def verdict_figure(results: Sequence[Mapping]) -> Picture:
+    """Draw the skill of every model with its interval, a panel a head, the best first."""
+    by_head = verdicts.judgements(results)
+    rows = max((len(group) for group in by_head.values()), default=1)
+    figure = Picture(WIDTH, 108 + ROW * rows + 34)
+    share = (WIDTH - 24) / max(1, len(by_head))
+    titles = []
+    for i, (head, group) in enumerate(by_head.items()):
+        found = verdicts.verdicts(group)
+        titles.append(verdicts.headline(found, head, unjudged=len(results) - len(group)))
+        axes = figure.add_axes(figure.box(24 + i * share + 78, 108, share - 78 - 76, ROW * rows))
+        _skills(axes, head, group, found, rows)
+    drawn = f"skill = 1 − RMSE / RMSE of the best naive forecast{_tested(results)}, 95 % block-bootstrap interval, "
+    drawn += f"Holm-corrected over {rows}" if by_head else "none yet"
+    figure.head(titles[0] if titles else "No model is judged yet", drawn, is_synthetic(results))
+    return figure
+
+
+def _tested(results: Sequence[Mapping]) -> str:
+    spans = [line["dates"]["test"] for line in results if line.get("dates", {}).get("test")]
+    if not spans:
+        return ""
+    return f", test {min(first for first, _ in spans)[:10]} to {max(last for _, last in spans)[:10]}"
+
+
+def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mapping[str, Verdict], rows: int) -> None:
+    order = sorted(group, key=lambda name: -group[name].skill)
+    ends = np.array([(100 * group[n].skill_low, 100 * group[n].skill_high) for n in order])
+    # One model that is far off, or has too few windows for an interval, must not flatten all others.
+    low, high = np.percentile(ends, [10, 90])
+    reach = 1.5 * (high - low) or 1.0
+    low, high = min(0.0, max(ends.min(), low - reach)), max(0.0, min(ends.max(), high + reach))
+    pad = 0.03 * (high - low) or 0.1
+    axes.axvline(0, color=INK, lw=1.2)
+    for y, (name, (begin, end)) in enumerate(zip(order, ends, strict=True)):
+        word = found[name].word
+        skill = 100 * group[name].skill
+        axes.plot([begin, end], [y, y], color=COLOURS[word], lw=2, solid_capstyle="butt")
+        beyond = skill < low - pad or skill > high + pad
+        marker = "o" if not beyond else "<" if skill < low else ">"
+        axes.plot(np.clip(skill, low - pad, high + pad), y, marker, color=COLOURS[word], ms=6, clip_on=False)
+        if word != "TIES":
+            beside(axes, y, word, COLOURS[word])
+    axes.set(xlim=(low - pad, high + pad), ylim=(rows - 0.4, -0.6))
+    axes.set_yticks(range(len(order)), [label(name) for name in order], size=8)
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}".replace("-", "−")))
+    ahead = {j.horizon for j in group.values()}
+    floors = {j.best_floor for j in group.values()}
+    bars = counted(ahead.pop(), "bar") if len(ahead) == 1 else "several bars"
+    against = floors.pop() if len(floors) == 1 else "the best naive forecast"
+    axes.set_title(f"{head}, {bars} ahead  ·  skill against {against}, %", x=-78 / (axes.bbox.width), pad=10)
+
+
+@look()
+def forecast_figure(
+    series: "Series", origins: np.ndarray, forecast: np.ndarray, ahead: int = 0, windows: int = 160
+) -> Picture:
+    """Draw forecasts of the close, or else of the last target, beside the truth and persistence, and their worth.
+
+    origins (W,) rows of the last context bars, a bar apart; forecast (W, H, K) y as `train.forecast` returns it.
+    ahead: bars, 0 for the horizon. windows: the last ones shown.
+    """
+    horizon = forecast.shape[1]
+    ahead = ahead or horizon
+    k = series.targets.index("close") if "close" in series.targets else -1
+    change = series.truth(origins, horizon)[:, ahead - 1, k]
+    told = forecast[:, ahead - 1, k]
+    scale, unit, back = (1e4, "basis points", np.exp) if series.unit == "bp" else (1.0, series.unit, np.asarray)
+    anchor = series.anchors[origins, k]
+    shown = slice(-windows, None)
+    times = date2num(series.times[origins[shown] + ahead])
+
+    figure = Picture(WIDTH, 520)
+    level = figure.add_axes(figure.box(70, 88, WIDTH - 190, 210))
+    moves = figure.add_axes(figure.box(70, 340, WIDTH - 190, 130), sharex=level)
+    truth, guess, last = (back(anchor[shown] + y[shown]) for y in (change, told, 0 * told))
+    level.plot(times, truth, color=INK, lw=1.6)
+    level.plot(times, last, color=ORANGE, lw=1.2, ls=DASHES)
+    level.plot(times, guess, color=BLUE, lw=1.6)
+    moves.axhline(0, color=ORANGE, lw=1.2, ls=DASHES)
+    moves.plot(times, scale * change[shown], color=INK, lw=1.2)
+    moves.plot(times, scale * told[shown], color=BLUE, lw=1.6)
+    ends = [(truth[-1], "truth", INK), (last[-1], "persistence", ORANGE), (guess[-1], "forecast", BLUE)]
+    name_ends(level, ends, share=0.085)
+    for axes, title in (
+        (level, series.targets[k] + (" price" if series.heads[k] == "price" else "")),
+        (moves, f"change over {counted(ahead, 'bar')}" + (f", {unit}" if unit else "")),
+    ):
+        axes.set_title(title, size=9, color=MUTED, pad=6)
+        axes.grid(axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(times[0], times[-1])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
+    moves.yaxis.set_major_locator(MaxNLocator(4))
+    level.tick_params(labelbottom=False)
+    calendar(moves)
+    signs = metrics.direction(change, told, overlap=ahead)
+    title = f"{label(series.name)}, {counted(ahead, 'bar')} ahead: "
+    if signs:
+        share, low, high = (100 * s for s in signs)
+        title += f"the direction is right {share:.1f} % of the time ({low:.1f} to {high:.1f})"
+    else:
+        title += "the forecast names no direction"
+    lag = metrics.echo_lag(series.levels[:, k], origins + ahead, anchor + told, 2 * ahead)
+    echo = f"it lies nearest to the truth of {counted(lag, 'bar')} before" if lag else "it does not lag the truth"
+    echo += ", which is persistence" if lag == ahead else ""
+    figure.head(title, f"{len(origins):,} test windows, the last {len(times)} shown  ·  {echo}", series.synthetic)
+    return figure
+
+
+@look()
+def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture:
+    """Draw the health table: a row a series, a column a check, and what is wrong in words."""
+    names = list(dict.fromkeys(check.series for check in checks))
+    kinds = list(dict.fromkeys(check.check for check in checks))
+    height = ROW * max(1, len(names))
+    figure = Picture(WIDTH, 112 + height + 24)
+    step = 84
+    axes = figure.add_axes(figure.box(102, 112, step * max(1, len(kinds)), height))
+    for verdict, (colour, marker, size) in SIGNS.items():
+        at = [(kinds.index(c.check), names.index(c.series)) for c in checks if c.verdict == verdict]
+        axes.plot(*np.reshape(at, (-1, 2)).T, marker, color=colour, ms=size, ls="none")
+    axes.set(xlim=(-0.5, len(kinds) - 0.5), ylim=(len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), [label(name) for name in names], size=8)
+    axes.set_xticks(range(len(kinds)), kinds, size=8)
+    axes.xaxis.tick_top()
+    axes.grid(axis="y")
+    axes.spines[["left", "bottom"]].set_visible(False)
+    for name in names:
+        wrong = [c for c in checks if c.series == name and c.verdict != "OK"]
+        worst = next((c for c in wrong if c.verdict == "SICK"), wrong[0] if wrong else None)
+        if worst:
+            text = f"{worst.check}: {worst.evidence}"
+            beside(axes, names.index(name), textwrap.shorten(text, 100, placeholder=" …"), SIGNS[worst.verdict][0])
+    sick = {c.series for c in checks if c.verdict == "SICK"}
+    noted = {c.series for c in checks if c.verdict == "NOTE"} - sick
+    title = f"{len(names) - len(sick)} of {counted(len(names), 'model')} trained soundly"
+    title += f", {len(noted)} of them with a note" if noted else ""
+    figure.head(title + (f"; {len(sick)} sick" if sick else ""), "● sound   ◆ worth a look   ✖ sick", synthetic)
+    return figure
+
+
+@look()
+def coverage_figure(results: Sequence[Mapping]) -> Picture:
+    """Draw the share of truths inside each model's intervals over the test split, and their mean, a panel a head."""
+    by_head: dict[str, list[Mapping]] = {}
+    for line in results:
+        for head, told in line.get("intervals", {}).items():
+            by_head.setdefault(head, []).append(told)
+    figure = Picture(WIDTH, 340)
+    share = (WIDTH - 24) / max(1, len(by_head))
+    for i, (head, group) in enumerate(by_head.items()):
+        axes = figure.add_axes(figure.box(24 + i * share + 40, 108, share - 40 - 126, 180))
+        promised = 100 * group[0]["nominal"]
+        axes.axhline(promised, color=ORANGE, lw=1.2, ls=DASHES)
+        times = [date2num(np.array(told["dates"], "datetime64[m]")) for told in group]
+        shares = [100 * np.array(told["over_time"]) for told in group]
+        for x, y in zip(times, shares, strict=True):
+            axes.plot(x, y, color=PALE_BLUE, lw=0.8, alpha=0.6)
+        grid = np.linspace(min(x[0] for x in times), max(x[-1] for x in times), max(map(len, times)))
+        middle = np.mean([np.interp(grid, x, y) for x, y in zip(times, shares, strict=True)], axis=0)
+        axes.plot(grid, middle, color=BLUE, lw=2)
+        least = min(y.min() for y in shares)
+        axes.set(xlim=(grid[0], max(grid[-1], grid[0] + 1e-3)), ylim=(min(least, promised) - 3, 100.5))
+        name_ends(axes, [(promised, f"promised {promised:g} %", ORANGE), (middle[-1], "mean", BLUE)], share=0.09)
+        axes.set_title(f"{head}: inside, %", size=9, color=MUTED, pad=6)
+        axes.grid(axis="y")
+        axes.spines["left"].set_visible(False)
+        calendar(axes)
+    first = next(iter(by_head.values()), [])
+    held, wild = (np.mean([100 * told[name] for told in first] or [0]) for name in ("coverage", "coverage_wild"))
+    title = "No model has intervals yet"
+    if first:
+        title = f"The {100 * first[0]['nominal']:g} % intervals of {counted(len(first), 'model')} held {held:.1f} %"
+        title += f" of the {next(iter(by_head))}, {wild:.1f} % after the wildest tenth of bars"
+    drawn = "adaptive conformal intervals, calibrated on validation; a pale line a model"
+    figure.head(title, drawn, is_synthetic(results))
+    return figure

@@ -1,0 +1,123 @@
+"""One series as columns: what goes in, and what is to be forecast."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from cpbkit import indicators
+from cpbkit.config.experiment import OHLC, Task
+from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name
+from cpbkit.errors import DataError, check_name
+
+# What a target is: the column its level comes from, whether the origin is the last close or its own
+# last value, and the head it is judged under.
+TARGETS = {
+    **{price: (f"log_{price}", "close", "price") for price in OHLC},
+    "bb_upper": ("bb_upper", "own", "bands"),
+    "bb_lower": ("bb_lower", "own", "bands"),
+    "volatility": ("volatility", "own", "volatility"),
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series as columns. The target at origin t is `y[h, k] = levels[t + 1 + h, k] - anchors[t, k]`."""
+
+    name: str  # BTCUSDT_15m
+    times: np.ndarray  # (N,) datetime64[ns], UTC bar starts
+    step_seconds: int  # bar length
+    inputs: np.ndarray  # (N, C) float64, unscaled
+    features: tuple[str, ...]  # C names
+    levels: np.ndarray  # (N, K) float64: log price, log volatility, or a table's own value
+    anchors: np.ndarray  # (N, K) float64: what persistence forecasts
+    targets: tuple[str, ...]  # K names
+    heads: tuple[str, ...]  # K names: price, bands, volatility, or the table's own
+    unit: str = "bp"  # of y: "bp" is a log change in units of 1e-4, else the table's own unit
+    synthetic: bool = False  # made, not measured
+    segment: np.ndarray = field(init=False)  # (N,) int64: rows without a gap between them share a number
+
+    def __post_init__(self):
+        steps = np.diff(self.times).astype("timedelta64[s]").astype(np.int64)
+        if len(steps) and steps.min() <= 0:
+            raise DataError(f"times of {self.name} must increase; row {int(np.argmin(steps)) + 1} does not")
+        object.__setattr__(self, "segment", np.concatenate([[0], np.cumsum(steps != self.step_seconds)]))
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def truth(self, origins: np.ndarray, horizon: int) -> np.ndarray:
+        """Return y at the origins, unscaled: (W,) -> (W, H, K)."""
+        ahead = origins[:, None] + np.arange(1, horizon + 1)
+        return self.levels[ahead] - self.anchors[origins][:, None]
+
+
+def from_klines(klines: Klines, task: Task) -> Series:
+    """Build the columns of a task from klines; warm-up rows and rows that are not finite are cut.
+
+    A feature is an indicator, or a column that the frame has besides its bars.
+    Errors: DataError when no row is left, UnknownName for a feature or target that does not exist.
+    """
+    kinds = [TARGETS[check_name("target", target, TARGETS)] for target in task.targets]
+    frame = klines.frame
+    columns = list(dict.fromkeys([*task.features, *(column for column, _, _ in kinds), "log_close"]))
+    own = [column for column in columns if column in frame and column not in indicators.INDICATORS]
+    table = indicators.compute(frame, [column for column in columns if column not in own]).join(frame[own])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.column_stack(
+            [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]
+        )
+    close = table["log_close"].to_numpy()
+    anchors = np.column_stack([close if origin == "close" else levels[:, k] for k, (_, origin, _) in enumerate(kinds)])
+    inputs = table[list(task.features)].to_numpy(np.float64)
+    finite = np.isfinite(inputs).all(1) & np.isfinite(levels).all(1) & np.isfinite(anchors).all(1)
+    name = klines.passport.series
+    if not finite.any():
+        raise DataError(
+            f"{name}: no row has all of {', '.join(columns)}; got {len(frame)} bars. "
+            "Ask for a longer range, or for features whose source columns these bars have"
+        )
+    return Series(
+        name=name,
+        times=frame.index.tz_localize(None).to_numpy("datetime64[ns]")[finite],
+        step_seconds=INTERVAL_SECONDS[split_name(name)[1]],
+        inputs=inputs[finite],
+        features=task.features,
+        levels=levels[finite],
+        anchors=anchors[finite],
+        targets=task.targets,
+        heads=tuple(head for _, _, head in kinds),
+        synthetic=klines.passport.synthetic,
+    )
+
+
+def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets: Sequence[str]) -> Series:
+    """Build a series from any time series table; its targets are forecast in their own unit.
+
+    Errors: DataError for a table without an even step, or with values that are not finite.
+    """
+    for column in (*features, *targets):
+        check_name("column", column, table.columns)
+    values = table[list(dict.fromkeys([*features, *targets]))]
+    if not np.isfinite(values.to_numpy(np.float64)).all():
+        bad = [c for c in values if not np.isfinite(values[c].to_numpy(np.float64)).all()]
+        raise DataError(f"every value must be finite; {name} has others in {', '.join(bad)}. Fill or drop those rows")
+    if isinstance(table.index, pd.DatetimeIndex):
+        times = table.index.tz_localize(None).to_numpy("datetime64[ns]")
+    else:
+        times = np.datetime64(0, "ns") + np.arange(len(table)) * np.timedelta64(1, "s")
+    step = np.diff(times).astype("timedelta64[s]").astype(np.int64)
+    levels = table[list(targets)].to_numpy(np.float64)
+    return Series(
+        name=name,
+        times=times,
+        step_seconds=int(np.median(step)) if len(step) else 1,
+        inputs=table[list(features)].to_numpy(np.float64),
+        features=tuple(features),
+        levels=levels,
+        anchors=levels,
+        targets=tuple(targets),
+        heads=tuple(targets),
+        unit="",
+    )

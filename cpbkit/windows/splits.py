@@ -1,0 +1,71 @@
+"""The windows of each split, by time, with a purge gap at each border."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpbkit.config.experiment import Task
+from cpbkit.errors import DataError
+from cpbkit.windows.series import Series
+
+MIN_WINDOWS = 8  # fewer in any split make a result that means nothing
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The windows of each split, by the row of their last context bar."""
+
+    bounds: dict[str, tuple[int, int]]  # rows [first, last) of train, validation and test
+    train: np.ndarray  # (W,) int64, oldest first
+    validation: np.ndarray
+    test: np.ndarray
+
+    def dates(self, series: Series) -> dict[str, list[str]]:
+        """Return the first and last bar of each split: `{"train": ["2025-03-01T00:00", ...], ...}`."""
+        return {
+            name: [str(series.times[row].astype("datetime64[m]")) for row in (first, last - 1)]
+            for name, (first, last) in self.bounds.items()
+        }
+
+
+def origins(series: Series, context: int, horizon: int, first: int, last: int, reach_back: bool = False) -> np.ndarray:
+    """Return the origins whose horizon, and whose context unless `reach_back`, lie in rows [first, last).
+
+    No window crosses a gap.
+    """
+    lowest = max(context - 1, first - 1 if reach_back else first + context - 1)
+    rows = np.arange(lowest, last - horizon)
+    return rows[series.segment[rows - context + 1] == series.segment[rows + horizon]]
+
+
+def split(series: Series, task: Task) -> Splits:
+    """Split by time into train, validation and test with a purge gap before the last two.
+
+    Errors: DataError when a split holds fewer than MIN_WINDOWS windows.
+    """
+    n, purge = len(series), task.purge or task.horizon
+    a, b = round(n * task.train), round(n * (task.train + task.validation))
+    return _splits(series, task, {"train": (0, a), "validation": (a + purge, b), "test": (b + purge, n)}, False)
+
+
+def split_rows(series: Series, task: Task, train: int, validation: int, test: int) -> Splits:
+    """Split the first rows as published tables do: so many rows a split, no gap, contexts reach back over the border.
+
+    Errors: DataError when the rows are not there, or a split holds fewer than MIN_WINDOWS windows.
+    """
+    a, b, c = np.cumsum([train, validation, test]).tolist()
+    if min(train, validation, test) < 1 or c > len(series):
+        raise DataError(f"{series.name} has {len(series)} rows; got splits of {train} + {validation} + {test}")
+    return _splits(series, task, {"train": (0, a), "validation": (a, b), "test": (b, c)}, True)
+
+
+def _splits(series: Series, task: Task, bounds: dict[str, tuple[int, int]], reach_back: bool) -> Splits:
+    parts = {name: origins(series, task.context, task.horizon, *rows, reach_back) for name, rows in bounds.items()}
+    for name, rows in parts.items():
+        if len(rows) < MIN_WINDOWS:
+            raise DataError(
+                f"{series.name}: the {name} split needs at least {MIN_WINDOWS} windows of {task.context} + "
+                f"{task.horizon} bars without a gap; got {len(rows)} from {len(series)} bars. Ask for a longer range "
+                "or a shorter context"
+            )
+    return Splits(bounds=bounds, **parts)

@@ -1,0 +1,330 @@
+"""Judgements against numbers by hand, and verdicts on series whose answer is known."""
+
+import dataclasses
+import json
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from scipy.signal import lfilter
+from test_baselines import make_series, walk
+
+from cpbkit.cli.main import cpbkit
+from cpbkit.config.experiment import to_json, vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.evaluation import baselines, metrics, verdicts
+from cpbkit.evaluation.verdicts import Judgement, Verdict
+
+
+def rolled(moves, horizon):
+    """Return y of a walk with these moves at every origin that has a whole horizon: (N, H, 1)."""
+    return np.lib.stride_tricks.sliding_window_view(moves, horizon).cumsum(axis=1)[..., None]
+
+
+def autoregression(phi, count=6000, seed=0):
+    return lfilter([1], [1, -phi], 1e-3 * np.random.default_rng(seed).normal(size=count)).cumsum()
+
+
+def example(windows=400, horizon=3, gain=0.3, seed=0):
+    """A truth with a known share that the forecast knows, and floors that know nothing or less."""
+    rng = np.random.default_rng(seed)
+    known, unknown = 1e-3 * rng.normal(size=(2, windows, horizon, 1))
+    truth = gain * known + unknown
+    floors = {"persistence": np.zeros_like(truth), "drift": np.full_like(truth, 1e-4)}
+    return truth, gain * known, floors
+
+
+def test_judgement_by_hand():
+    truth = np.array([[[1.0], [2.0]], [[-1.0], [2.0]], [[1.0], [-4.0]], [[2.0], [2.0]]]) * 1e-4
+    forecast = np.array([[[1.0], [1.0]], [[0.0], [1.0]], [[1.0], [1.0]], [[2.0], [0.0]]]) * 1e-4
+    floors = {"persistence": np.zeros_like(truth), "drift": np.full_like(truth, -1e-4)}
+    j = verdicts.judge(truth, forecast, floors, "bp", scale=np.array([2e-4]))
+    assert (j.windows, j.horizon, j.unit) == (4, 2, "bp")
+    assert j.rmse == pytest.approx(np.sqrt((0 + 1 + 1 + 1 + 0 + 25 + 0 + 4) / 8))
+    assert j.mae == pytest.approx((0 + 1 + 1 + 1 + 0 + 5 + 0 + 2) / 8)
+    assert j.mase == pytest.approx(j.mae / 2)
+    assert j.rmse_by_horizon == pytest.approx((0.5, np.sqrt(31 / 4)))
+    persistence, drift = np.sqrt((1 + 4 + 1 + 4 + 1 + 16 + 4 + 4) / 8), np.sqrt((4 + 9 + 0 + 9 + 4 + 9 + 9 + 9) / 8)
+    assert j.floors == pytest.approx({"persistence": persistence, "drift": drift})
+    assert j.best_floor == "persistence"
+    assert j.floor_rmse_by_horizon == pytest.approx((np.sqrt(7 / 4), np.sqrt(28 / 4)))
+    assert j.skill == pytest.approx(1 - j.rmse / persistence)
+    assert j.direction == pytest.approx(2 / 3)  # the last window's forecast has no sign
+    assert j.spread == pytest.approx(np.sqrt(forecast.var(axis=0).mean() / truth.var(axis=0).mean()))
+
+
+def test_the_statistics_are_of_the_loss_of_each_window():
+    truth, forecast, floors = example()
+    j = verdicts.judge(truth, forecast, floors, "bp")
+    mine, floor = ((truth - forecast) ** 2).mean(axis=(1, 2)), (truth**2).mean(axis=(1, 2))
+    assert (j.statistic, j.p) == pytest.approx(metrics.diebold_mariano(mine, floor, 3))
+    assert (j.skill_low, j.skill_high) == pytest.approx(metrics.block_bootstrap(mine, floor, 13))  # 1.75 N^(1/3)
+    assert j.skill_low < j.skill < j.skill_high
+
+
+def test_blocks_are_as_long_as_the_horizon():
+    truth, forecast, floors = example(horizon=40)
+    j = verdicts.judge(truth, forecast, floors, "bp")
+    mine, floor = ((truth - forecast) ** 2).mean(axis=(1, 2)), (truth**2).mean(axis=(1, 2))
+    assert (j.skill_low, j.skill_high) == pytest.approx(metrics.block_bootstrap(mine, floor, 40))
+
+
+def test_a_tables_own_unit_is_left_as_it_is():
+    truth, forecast, floors = example()
+    own, points = (verdicts.judge(truth, forecast, floors, unit) for unit in ("Mbit/s", "bp"))
+    assert own.rmse * 1e4 == pytest.approx(points.rmse)
+    assert (own.skill, own.p, own.unit) == (points.skill, points.p, "Mbit/s")
+
+
+def test_the_floor_that_is_the_model_is_left_out():
+    truth, forecast, floors = example()
+    floors["ridge_ar"] = forecast
+    j = verdicts.judge(truth, forecast, floors, "bp", model="ridge_ar")
+    assert j.best_floor == "persistence" and "ridge_ar" not in j.floors and j.skill > 0
+    assert verdicts.judge(truth, forecast, floors, "bp", model="gru").skill == 0
+    with pytest.raises(ValueError, match="at least one floor besides the model; got none"):
+        verdicts.judge(truth, forecast, {"drift": forecast}, "bp", model="drift")
+
+
+def test_levels_are_judged_beside_persistence():
+    """On a price, R2 near 1 and a small MAPE belong to persistence just as much."""
+    prices = 100 * np.exp(walk(500)[:, 0])
+    y = rolled(np.diff(np.log(prices)), 2)
+    anchors = np.log(prices[: len(y), None])
+    j = verdicts.judge(y, np.zeros_like(y), {"drift": y * 0 + 1e-3}, "bp", anchors=anchors)
+    level, last = np.stack([prices[1:-1], prices[2:]], axis=1), prices[: len(y), None]
+    assert j.level_rmse == pytest.approx(np.sqrt(np.mean((level - last) ** 2)))
+    assert j.level_mae == pytest.approx(np.mean(np.abs(level - last)))
+    assert j.mape == pytest.approx(100 * np.mean(np.abs(level - last) / level)) == j.mape_persistence
+    assert j.r2 == j.r2_persistence > 0.9
+    own = verdicts.judge(y, np.zeros_like(y), {"drift": y * 0 + 1e-3}, "", anchors=-y[:, :1, 0])
+    assert own.mape is None  # a level of 0 has no percentage
+    assert own.level_mae == pytest.approx(np.abs(y).mean())
+
+
+def test_direction_counts_the_asked_target_over_the_whole_horizon():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(300, 4, 3))
+    forecast = np.stack([-truth[..., 0], truth[..., 1], rng.normal(size=(300, 4))], axis=-1)
+    floors = {"persistence": truth * 0}
+    assert verdicts.judge(truth, forecast, floors, "bp", direction_of=0).direction == 0
+    assert verdicts.judge(truth, forecast, floors, "bp", direction_of=1).direction == 1
+    j = verdicts.judge(truth, forecast, floors, "bp")
+    assert j.direction == np.mean(np.sign(truth[:, -1, 2]) == np.sign(forecast[:, -1, 2]))
+    assert (j.direction_low, j.direction_high) == metrics.wilson(j.direction * 75, 75)  # 300 windows share 4 bars
+    assert verdicts.judge(truth, 0 * truth, {"drift": truth + 1}, "bp").direction is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, f, b: (t, f[:, :2], b), r"forecast must have the shape .* \(400, 3, 1\); got \(400, 2, 1\)"),
+        (lambda t, f, b: (t, f[..., 0], b), r"forecast must have the shape"),
+        (lambda t, f, b: (t, f, {"drift": b["drift"][:1]}), r"drift must have the shape"),
+        (lambda t, f, b: (t, np.where(np.arange(400)[:, None, None] == 7, np.nan, f), b), "got 3 other values of 1200"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(change, message):
+    truth, forecast, floors = change(*example())
+    with pytest.raises(ValueError, match=message):
+        verdicts.judge(truth, forecast, floors, "bp")
+
+
+def test_a_judgement_survives_json():
+    truth, forecast, floors = example()
+    full = verdicts.judge(truth, forecast, floors, "bp", anchors=np.zeros((400, 1)), scale=np.ones(1), notes=("so",))
+    for j in (full, verdicts.judge(truth, 0 * truth, floors, "bp")):
+        text = json.dumps(j.to_dict(), allow_nan=False)
+        assert Judgement.from_dict(json.loads(text)) == j
+
+
+def test_a_forecast_beyond_all_numbers_is_judged():
+    truth, forecast, floors = example()
+    j = verdicts.judge(truth, forecast + 800, floors, "bp", anchors=np.zeros((400, 1)))
+    assert (j.level_rmse, j.r2, j.mape) == (None, None, None) and j.r2_persistence is not None
+    assert verdicts.verdicts({"a": j})["a"].word == "LOSES"
+    json.dumps(j.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("perfect", [True, False])
+def test_a_floor_without_error_leaves_nothing_to_win(perfect):
+    truth, forecast, _ = example()
+    j = verdicts.judge(truth, truth if perfect else forecast, {"seasonal_day": truth}, "")
+    assert verdicts.verdicts({"a": j})["a"].word == ("TIES" if perfect else "LOSES")
+    assert j.notes == ("the best floor makes no error",)
+    json.dumps(j.to_dict(), allow_nan=False)
+
+
+def test_too_few_windows_are_a_tie_and_say_so():
+    truth, forecast, floors = example(windows=19, horizon=10, gain=50)
+    j = verdicts.judge(truth, forecast, floors, "bp")
+    assert j.skill > 0.9
+    assert verdicts.verdicts({"a": j})["a"].word == "TIES"
+    assert j.notes == ("19 windows are too few to test 10 bars ahead",)
+    assert verdicts.verdicts({"a": verdicts.judge(*example(40, 2, 50), "bp")})["a"].word == "BEATS"
+
+
+def test_judge_heads_takes_each_heads_columns_close_and_scale():
+    rng = np.random.default_rng(0)
+    levels = 0.01 * rng.normal(size=(800, 3)).cumsum(axis=0)
+    series = dataclasses.replace(
+        make_series(levels, drop=[50]), targets=("close", "volatility", "high"), heads=("price", "volatility", "price")
+    )
+    origins = np.arange(600, 790)
+    truth = series.truth(origins, 3)
+    forecast = truth + 0.005 * rng.normal(size=truth.shape)
+    forecast[..., 2] *= -1
+    found = verdicts.judge_heads(series, origins, forecast, 500)
+    assert list(found) == ["price", "volatility"]
+    assert found["price"].rmse == pytest.approx(1e4 * metrics.rmse(truth[..., [0, 2]], forecast[..., [0, 2]]))
+    assert found["volatility"].rmse == pytest.approx(1e4 * metrics.rmse(truth[..., 1], forecast[..., 1]))
+    assert found["price"].direction > 0.7  # of the close; the high's signs are wrong
+    assert found["price"].r2 is not None and "har" in found["volatility"].floors
+    steps = np.delete(np.abs(np.diff(series.levels[:500], axis=0)), 49, axis=0)  # 49 to 50 is a gap
+    expected = np.abs(truth - forecast)[..., 1].mean() / steps[:, 1].mean()
+    assert found["volatility"].mase == pytest.approx(expected)
+
+
+def test_judge_heads_passes_on_what_floors_lack():
+    series = make_series(walk(160))
+    origins = np.arange(110, 150)
+    found = verdicts.judge_heads(series, origins, series.truth(origins, 2), 100)["price"]
+    assert "seasonal_week" not in found.floors
+    assert found.notes == ("seasonal_week is persistence at 40 of 40 origins of TESTUSDT_1h: no bar 7 days before",)
+
+
+def some(skill, low, high, p, **changes):
+    truth, forecast, floors = example(40)
+    j = verdicts.judge(truth, forecast, floors, "bp")
+    return dataclasses.replace(j, skill=skill, skill_low=low, skill_high=high, p=p, **changes)
+
+
+@pytest.mark.parametrize(
+    ("judgement", "word"),
+    [
+        (some(0.02, 0.01, 0.03, 0.04), "BEATS"),
+        (some(0.02, 0.01, 0.03, 0.06), "TIES"),
+        (some(0.02, -0.01, 0.03, 0.04), "TIES"),
+        (some(-0.02, -0.03, -0.01, 0.04), "LOSES"),
+        (some(-0.02, -0.03, -0.01, 0.06), "TIES"),
+        (some(-0.02, -0.03, 0.01, 0.04), "TIES"),
+        (some(0.0, 0.0, 0.0, 1.0), "TIES"),
+    ],
+)
+def test_a_verdict_needs_skill_interval_and_test_to_agree(judgement, word):
+    assert verdicts.verdicts({"BTCUSDT_1h": judgement})["BTCUSDT_1h"].word == word
+
+
+def test_verdicts_are_corrected_for_the_number_of_models():
+    group = {f"s{i}": some(0.02, 0.01, 0.03, 0.002 if i else 1e-4) for i in range(40)}
+    found = verdicts.verdicts(group)
+    assert [v.word for v in found.values()] == ["BEATS"] + ["TIES"] * 39
+    assert found["s0"].p == pytest.approx(40 * 1e-4) and found["s1"].p == pytest.approx(39 * 0.002)
+    assert found["s0"].reason == "skill +2.00 % (+1.00 to +3.00) against persistence, corrected p 0.004"
+    assert verdicts.verdicts({}) == {}
+
+
+def test_headline():
+    words = ["BEATS"] * 3 + ["TIES"] * 35 + ["LOSES"] * 2
+    found = {str(i): Verdict(word, 0.5, "") for i, word in enumerate(words)}
+    assert verdicts.headline(found, "price") == "3 of 40 beat the best naive forecast of the price; 35 tie; 2 lose"
+    one = {"a": Verdict("BEATS", 0, ""), "b": Verdict("LOSES", 0, "")}
+    assert (
+        verdicts.headline(one, "volatility", unjudged=1)
+        == "1 of 3 beats the best naive forecast of the volatility; 0 tie; 1 loses; 1 could not be judged"
+    )
+
+
+def test_a_ledger_gives_judgements_and_a_table():
+    good, bad = some(0.02, 0.01, 0.03, 0.001, level_mae=9.5), some(-0.02, -0.03, -0.01, 0.001, direction=None)
+    ledger = [
+        {"series": "B", "test": {"price": bad.to_dict()}},
+        {"series": "A", "test": {"price": good.to_dict(), "volatility": good.to_dict()}},
+        {"series": "sick", "test": {}},
+    ]
+    by_head = verdicts.judgements(json.loads(json.dumps(ledger)))
+    assert by_head == {"price": {"B": bad, "A": good}, "volatility": {"A": good}}
+    table = verdicts.verdict_table(by_head)
+    assert table[["series", "head", "verdict"]].values.tolist() == [
+        ["A", "price", "BEATS"],
+        ["B", "price", "LOSES"],
+        ["A", "volatility", "BEATS"],
+    ]
+    assert table["skill %"].tolist() == pytest.approx([2, -2, 2])
+    assert table["p"].tolist() == pytest.approx([0.002, 0.002, 0.001])
+    assert table["floor rmse"].tolist() == pytest.approx([good.floors["persistence"]] * 3)
+    assert np.isnan(table["direction %"][1]) and table["direction %"][0] == pytest.approx(100 * good.direction)
+    assert table["level mae"][0] == 9.5 and np.isnan(table["level mae"][1])
+    assert verdicts.verdict_table({}).empty
+
+
+def test_skill_by_horizon_is_of_each_bar_ahead():
+    truth, forecast, floors = example(horizon=3)
+    forecast[:, 1:] = 0  # what persistence says
+    by_head = {"price": {"A": verdicts.judge(truth, forecast, {"persistence": floors["persistence"]}, "bp")}}
+    table = verdicts.skill_by_horizon(by_head)
+    first = 1 - np.sqrt(np.mean((truth - forecast)[:, 0] ** 2) / np.mean(truth[:, 0] ** 2))
+    assert table.columns.tolist() == [1, 2, 3] and first > 0
+    assert table.loc[("A", "price")].tolist() == pytest.approx([100 * first, 0, 0])
+
+
+def test_the_spread_over_seeds_counts_skills_and_words():
+    good, tie, bad = some(0.02, 0.01, 0.03, 0.001), some(0.01, -0.01, 0.03, 0.5), some(-0.03, -0.04, -0.02, 0.001)
+    runs = [
+        {"price": {"A": good, "B": bad}, "bands": {"A": tie}},
+        {"price": {"A": tie, "B": bad}, "bands": {"A": tie}},
+        {"price": {"A": good}, "bands": {"A": bad}},  # B fell ill with this seed
+    ]
+    table = verdicts.seed_spread(runs).set_index(["series", "head"])
+    assert table["seeds"].to_dict() == {("A", "price"): 3, ("B", "price"): 2, ("A", "bands"): 3}
+    mean, least, most = table.loc[("A", "price"), ["skill %, mean", "skill %, min", "skill %, max"]]
+    assert (mean, least, most) == pytest.approx((5 / 3, 1, 2))
+    assert table.loc[("A", "price"), "skill %, std"] == pytest.approx(np.std([2, 1, 2], ddof=1))
+    assert table[["BEATS", "TIES", "LOSES"]].values.tolist() == [[2, 1, 0], [0, 0, 2], [0, 2, 1]]
+    alone = verdicts.seed_spread(runs[:1])
+    assert alone["seeds"].tolist() == [1, 1, 1] and alone["skill %, std"].isna().all()
+
+
+def test_verdict_of_several_runs_is_their_spread(tmp_path):
+    lines = [some(0.02, 0.01, 0.03, 0.001), some(-0.01, -0.02, 0.01, 0.5)]
+    folders = [tmp_path / name for name in ("a", "b", "other")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        experiment = vary(PRESETS["quick"], symbols=("BTCUSDT",), seed=seed, width=16 if folder.name != "other" else 9)
+        (folder / "experiment.json").write_text(to_json(experiment))
+        line = {"series": "BTCUSDT_1h", "status": "done", "test": {"price": lines[seed % 2].to_dict()}}
+        (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
+
+    def verdict(*arguments):
+        return CliRunner().invoke(cpbkit, ["verdict", *map(str, arguments)])
+
+    (row,) = json.loads(verdict(*folders[:2], "--json").stdout)
+    assert (row["series"], row["seeds"], row["BEATS"], row["TIES"]) == ("BTCUSDT_1h", 2, 1, 1)
+    assert (row["skill %, min"], row["skill %, max"]) == pytest.approx((-1, 2))
+    assert "-1.00" in verdict(*folders[:2]).output
+    for wrong, why in ((folders[2], "model.width: 16 -> 9"), (folders[0], "the same")):
+        shown = verdict(folders[0], wrong)
+        assert shown.exit_code == 1 and "differ in their seed alone" in shown.output and why in shown.output
+
+
+def forty(phi, horizon, windows=1200, count=5000):
+    found = {}
+    for seed in range(40):
+        series = make_series(autoregression(phi, count, seed))
+        train_end, origins = count - windows - horizon - 50, np.arange(count - windows - horizon, count - horizon)
+        forecast = baselines.forecast("ridge_ar", series, origins, horizon, train_end)
+        found[f"s{seed}"] = verdicts.judge_heads(series, origins, forecast, train_end, model="ridge_ar")["price"]
+    return verdicts.verdicts(found)
+
+
+def test_forty_random_walks_are_beaten_by_chance_twice_at_most_over_six_bars():
+    words = [v.word for v in forty(0.0, 6).values()]
+    assert words.count("BEATS") <= 2  # 5 % of 40; one bar ahead, and what must be found, is the audit's
+
+
+def test_judging_forty_series_takes_little_time():
+    groups = [example(1200, 10, seed=seed) for seed in range(40)]
+    start = time.process_time()
+    verdicts.verdicts({str(i): verdicts.judge(*group, "bp") for i, group in enumerate(groups)})
+    assert time.process_time() - start < 4  # well under 1 s on an idle core

@@ -1,0 +1,545 @@
+"""Figures hold the numbers they were given. The run drawn here is made up: every number in it is invented."""
+
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
+
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.data.klines import Gap, Passport, validate
+from cpbkit.errors import DataError
+from cpbkit.evaluation import verdicts
+from cpbkit.evaluation.training_checks import check_results
+from cpbkit.evaluation.verdicts import Judgement
+from cpbkit.views import loss, style, timeline
+from cpbkit.views.loss import SweepFigure, loss_figure, relative, sweep_figure
+from cpbkit.views.market import candle_figure, passport_figure
+from cpbkit.views.timeline import memory_figure
+from cpbkit.views.verdict import forecast_figure, health_figure, verdict_figure
+from cpbkit.windows.series import Series
+
+EXPERIMENT = vary(PRESETS["quick"], source="synthetic", start="2023-03-01", end="2023-06-30")
+BEATS, LOSES, SICK, FAILED = (3, 9, 27), (12,), 25, 26  # places in the experiment's order
+
+
+def made_up_judgement(kind: str, rng, head: str) -> dict:
+    skill = {"BEATS": 0.03, "TIES": 0.0, "LOSES": -0.03}[kind] + rng.normal(0, 0.002)
+    naive = 40 + 10 * rng.random()
+    return Judgement(
+        windows=1200,
+        horizon=4,
+        unit="bp",
+        rmse=naive * (1 - skill),
+        mae=0.7 * naive,
+        rmse_by_horizon=(1.0, 2.0, 3.0, 4.0),
+        best_floor="persistence" if head == "price" else "ewma",
+        floor_rmse_by_horizon=(1.0, 2.0, 3.0, 4.0),
+        floors={"persistence": naive, "ewma": naive},
+        skill=skill,
+        skill_low=skill - 0.01,
+        skill_high=skill + 0.01,
+        statistic=-4.0,
+        p=0.4 if kind == "TIES" else 1e-6,
+        spread=0.1,
+        direction=0.51,
+        direction_low=0.48,
+        direction_high=0.54,
+        r2=0.9981,
+        r2_persistence=0.9983,
+        mape=0.41,
+        mape_persistence=0.40,
+    ).to_dict()
+
+
+def made_up_passport(name: str, synthetic: bool) -> Passport:
+    gaps = (Gap("2023-03-24T13:00", "2023-03-24T13:00", 1, "spot matching-engine outage of 2023-03-24"),)
+    gaps += (Gap("2023-04-02T00:00", "2023-04-02T09:00", 10),) if name == "LTCUSDT_1h" else ()
+    missing = sum(gap.bars for gap in gaps)
+    return Passport(
+        series=name,
+        source="made up",
+        market="spot",
+        first="2023-03-01T00:00",
+        last="2023-06-30T23:00",
+        expected=2928,
+        got=2928 - missing,
+        gaps=gaps,
+        notes=("listed after the start that was asked for",) if name.startswith("PEPE") else (),
+        synthetic=synthetic,
+    )
+
+
+def made_up_results(heads=("price",), synthetic: bool = True, stop: int = 40) -> list[dict]:
+    rng, lines = np.random.default_rng(0), []
+    for k, name in enumerate(EXPERIMENT.series[:stop]):
+        epochs = int(rng.integers(8, 13))
+        validation = 1 - rng.uniform(-0.02, 0.05) + 0.2 * np.exp(-np.arange(epochs) / 2)
+        validation += 0.004 * rng.standard_normal(epochs)
+        train = validation - 0.02 * np.arange(epochs) / epochs
+        kind = "BEATS" if k in BEATS else "LOSES" if k in LOSES else "TIES"
+        line = {
+            "series": name,
+            "status": "done",
+            "reason": "no better validation loss for 5 epochs",
+            "synthetic": synthetic,
+            "preset": "quick",
+            "parameters": 4321,
+            "epochs": epochs,
+            "best_epoch": int(np.argmin(validation)) + 1,
+            "seconds": 2.1,
+            "curve": {
+                "train": list(1.02 * train),
+                "validation": list(0.98 * validation),
+                "learning_rate": [1e-3] * epochs,
+                "gradient_norm": [0.5] * epochs,
+                "clipped": [0.1] * epochs,
+            },
+            "persistence": {"train": 1.02, "validation": 0.98},
+            "windows": {"train": 8000, "validation": 1700, "test": 1700},
+            "dates": {
+                "train": ["2023-03-01T00:00", "2023-05-25T09:45"],
+                "validation": ["2023-05-25T10:45", "2023-06-12T16:00"],
+                "test": ["2023-06-12T17:00", "2023-06-30T23:45"],
+            },
+            "test": {head: made_up_judgement(kind, rng, head) for head in heads},
+            "passport": made_up_passport(name, synthetic).to_dict(),
+        }
+        if k == SICK:
+            line |= {"status": "sick", "reason": "nan at epoch 7 in <b>decoder & co</b> $x_1$", "test": {}}
+            line["curve"] = {c: [*values[:6], None] for c, values in line["curve"].items()}
+        if k == FAILED:
+            line = {key: line[key] for key in ("series", "passport")}
+            line |= {"status": "failed", "reason": "too few bars", "test": {}, "synthetic": synthetic}
+        lines.append(line)
+    return lines
+
+
+def made_up_monitor(gpu: bool, rows: int = 150) -> pd.DataFrame:
+    time = 0.5 * np.arange(rows)
+    frame = pd.DataFrame(
+        {"time": time, "device": "cpu", "allocated": np.nan, "reserved": np.nan, "used": 8e9, "host": 1e9 + 1e6 * time}
+    )
+    frame = frame.assign(utilisation=np.r_[np.nan, np.full(rows - 1, 80.0)], text="")
+    frame.loc[rows // 2, "text"] = "9 left the stack"
+    if gpu:
+        device = frame.assign(device="cuda:0", allocated=1.4e9, reserved=1.7e9, text="")
+        frame = pd.concat([frame, device]).sort_values(["time", "device"], ignore_index=True)
+    return frame
+
+
+def title_of(figure) -> str:
+    return figure.texts[0].get_text()
+
+
+def pixels(png: bytes, tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_bytes(png)
+    return imread(path)
+
+
+# The sweep
+
+
+def test_the_sweep_draws_each_loss_over_the_loss_of_persistence():
+    results = made_up_results()
+    picture = SweepFigure(EXPERIMENT.series, "quick", 12)
+    picture.show(results)
+    for lines, split in ((picture.train, "train"), (picture.validation, "validation")):
+        segments = lines.get_segments()
+        assert len(segments) == 40
+        for result, segment in zip(results, segments, strict=True):
+            curve = relative(result, split)
+            low, high = picture.zoom.inverted().transform([(0, 0), (0, loss.PANEL_Y)])[:, 1]
+            inside = (curve > low) & (curve < high)
+            if not inside.any():
+                continue
+            x = np.arange(1, len(curve) + 1)[inside]
+            np.testing.assert_allclose(segment[np.isin(segment[:, 0], x)], np.column_stack([x, curve[inside]]))
+    assert relative(results[0], "train")[0] == pytest.approx(results[0]["curve"]["train"][0] / 1.02)
+
+
+def test_a_curve_never_reaches_the_panel_above_or_below():
+    results = made_up_results()[:9]
+    results[8]["curve"]["validation"] = [0.9, 5.0, 1e30, 0.001, float("inf")]
+    picture = SweepFigure(EXPERIMENT.series[:9], "quick", 12)
+    picture.show(results)
+    gap = loss.STEP_Y - loss.PANEL_Y
+    for segment in picture.validation.get_segments():
+        y = picture.zoom.transform(segment)[:, 1]
+        assert (y[np.isfinite(y)] > -gap).all() and (y[np.isfinite(y)] < loss.PANEL_Y + gap).all()
+
+
+def test_the_dot_stands_on_the_lowest_validation_loss():
+    results = made_up_results()[:1]
+    picture = SweepFigure(EXPERIMENT.series[:1], "quick", 12)
+    picture.show(results)
+    curve = relative(results[0], "validation")
+    (x,), (y,) = (picture.gains if curve.min() < 1 else picture.misses).get_data()
+    epoch, loss = picture.zoom.inverted().transform(np.array([x, y]) - picture.corners[0])
+    assert epoch == pytest.approx(results[0]["best_epoch"]) and loss == pytest.approx(curve.min())
+    skill = 100 * (1 - np.sqrt(curve.min()))
+    assert picture.states[0].get_text() == f"{skill:+.1f} %".replace("-", "−")
+
+
+def test_every_panel_says_its_state():
+    results = made_up_results()
+    running = {line["series"]: {"curve": line["curve"], "persistence": line["persistence"]} for line in results[30:35]}
+    picture = SweepFigure(EXPERIMENT.series, "quick", 12)
+    picture.show(results[:30], running, seconds_left=112, stage="training, epoch 9", samples_per_second=11800)
+    assert (
+        picture.counts.get_text() == "28 done  ·  5 training  ·  1 sick  ·  1 failed  ·  5 waiting      1 m 52 s left"
+    )
+    assert [name.get_text() for name in picture.names[:3]] == ["BTC 15m", "BTC 1h", "ETH 15m"]
+    states = [state.get_text() for state in picture.states]
+    assert states[30:] == [str(len(line["curve"]["train"])) for line in results[30:35]] + ["waiting"] * 5
+    assert states[SICK] == "sick at 7" and states[FAILED] == "failed"
+    assert "$x_1$" in picture.reasons[SICK].get_text() and picture.reasons[FAILED].get_text() == "too few bars"
+    assert len(picture.crosses.get_xdata()) == 1  # the failed one has no epoch to put a cross at
+    assert picture.stage.get_text() == "training, epoch 9"
+    assert picture.machine.load.title.get_text().endswith("11.8 k samples/s")
+
+
+def test_an_updated_picture_is_the_picture_built_anew(tmp_path):
+    results, monitor = made_up_results(), made_up_monitor(gpu=True)
+    running = {results[39]["series"]: {"curve": {"train": [1.0], "validation": [1.0]}, "persistence": {}}}
+    old, new = (SweepFigure(EXPERIMENT.series, "quick", 12) for _ in range(2))
+    old.png()
+    old.show(results[:20], running, monitor[:40], "getting bars", 60, 10)
+    old.png()
+    artists = len(old.figure.findobj())
+    for picture in (old, new):
+        picture.show(results, None, monitor, "training", None, 5000)
+    assert np.array_equal(pixels(old.png(), tmp_path), pixels(new.png(), tmp_path))
+    for _ in range(3):
+        old.show(results, None, monitor)
+    assert len(old.figure.findobj()) <= artists + 2  # an event's words, no leftovers of each update
+
+
+def test_the_quick_picture_is_the_whole_picture(tmp_path):
+    picture = SweepFigure(EXPERIMENT.series, "quick", 12)
+    picture.show(made_up_results(), monitor=made_up_monitor(gpu=False))
+    quick, whole = (pixels(png, tmp_path) for png in (picture.png(), picture.figure.png()))
+    assert quick.shape == whole.shape
+    assert (np.abs(quick - whole).max(axis=2) > 0.02).mean() < 0.001
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 41])
+def test_any_number_of_series_has_its_panels(count):
+    names = [f"C{i}USDT_1h" for i in range(count)]
+    picture = SweepFigure(names, "many", 12)
+    assert len(picture.names) == len(picture.corners) == len(picture.floor.get_segments()) == count
+    assert len({tuple(corner) for corner in picture.corners}) == count
+    picture.png()
+
+
+def test_results_of_other_series_than_the_settings_name_are_drawn_too():
+    figure = sweep_figure(made_up_results()[:2], series=("OTHER_1h",))
+    texts = [text.get_text() for text in figure.texts]
+    assert "OTHER 1h" in texts and "BTC 15m" in texts and "2 done  ·  1 waiting" in texts
+
+
+# One model
+
+
+def test_the_title_says_whether_the_loss_fell_below_persistence():
+    line = made_up_results()[0]
+    line["curve"] |= {"train": [1.02, 0.9, 0.8], "validation": [1.0, 0.931, 0.95]}
+    figure = loss_figure(line | {"synthetic": False, "passport": {}})
+    assert title_of(figure) == "BTC 15m falls below persistence: its loss is 5 % lower at epoch 2"
+    _, train, validation, _ = figure.axes[0].lines
+    np.testing.assert_allclose(validation.get_xydata(), [(1, 1.0 / 0.98), (2, 0.95), (3, 0.95 / 0.98)])
+    np.testing.assert_allclose(train.get_ydata(), np.array([1.02, 0.9, 0.8]) / 1.02)
+    line["curve"]["validation"] = [1.96, 0.99, 1.2]
+    assert "never falls below persistence: its loss is 1 % higher at best" in title_of(loss_figure(line))
+
+
+def test_a_sick_or_failed_model_says_why():
+    results = made_up_results()
+    assert title_of(loss_figure(results[SICK])).startswith("SYNTHETIC · NEAR 1h is sick: nan at epoch 7 in <b>")
+    assert title_of(loss_figure(results[FAILED])) == "SYNTHETIC · DYDX 15m is failed: too few bars"
+    for k in (SICK, FAILED):
+        loss_figure(results[k]).png()
+
+
+# Memory
+
+
+def test_without_a_gpu_the_timeline_is_of_the_host_and_says_so():
+    monitor = made_up_monitor(gpu=False)
+    memory, load = memory_figure(monitor).axes
+    assert memory.get_title(loc="left") == "host memory, GB" and load.get_title(loc="left") == "CPU busy, %"
+    curve = memory.lines[1]
+    np.testing.assert_allclose(curve.get_ydata(), monitor["host"] / 1e9)
+    np.testing.assert_allclose(
+        60 * curve.get_xdata() if monitor["time"].max() >= 120 else curve.get_xdata(), monitor["time"]
+    )
+
+
+def test_with_a_gpu_it_is_of_the_device_and_keeps_the_events():
+    memory, load = memory_figure(made_up_monitor(gpu=True)).axes
+    assert memory.get_title(loc="left") == "GPU memory, GB" and load.get_title(loc="left") == "device busy, %"
+    reserved, allocated = memory.lines
+    assert set(reserved.get_ydata()) == {1.7} and set(allocated.get_ydata()) == {1.4}
+    assert [t.get_text() for t in memory.texts] == ["reserved 1.70", "allocated 1.40", "9 left the stack"]
+
+
+def test_what_was_not_measured_is_said():
+    assert "not measured here" in memory_figure(made_up_monitor(gpu=False).assign(utilisation=np.nan)).axes[
+        1
+    ].get_title(loc="left")
+
+
+def test_a_long_timeline_is_thinned_without_losing_its_peak():
+    time, values = np.arange(50_000.0), np.ones(50_000)
+    values[31_415] = 7
+    values[:100] = np.nan
+    thin, (curve,) = timeline.thinned(time, [values])
+    assert len(thin) <= timeline.POINTS and np.nanmax(curve) == 7 and thin[0] == 0
+
+
+# Verdicts
+
+
+def test_verdicts_are_drawn_best_first_in_the_colour_of_their_word():
+    results = made_up_results(heads=("price", "volatility"))
+    figure = verdict_figure(results)
+    by_head = verdicts.judgements(results)
+    assert len(figure.axes) == len(by_head) == 2
+    assert title_of(figure) == "SYNTHETIC · " + verdicts.headline(verdicts.verdicts(by_head["price"]), "price", 2)
+    assert "3 of 40 beat" in title_of(figure) and "2 could not be judged" in title_of(figure)
+    assert "test 2023-06-12 to 2023-06-30" in figure.texts[1].get_text()
+    for axes, (head, group) in zip(figure.axes, by_head.items(), strict=True):
+        words = verdicts.verdicts(group)
+        order = sorted(group, key=lambda name: -group[name].skill)
+        assert [t.get_text() for t in axes.get_yticklabels()] == [style.label(name) for name in order]
+        bars, dots = axes.lines[1::2], axes.lines[2::2]
+        for name, bar, dot in zip(order, bars, dots, strict=True):
+            j = group[name]
+            np.testing.assert_allclose(bar.get_xdata(), [100 * j.skill_low, 100 * j.skill_high])
+            np.testing.assert_allclose(dot.get_xdata(), [100 * j.skill])
+            colour = {"BEATS": style.GREEN, "TIES": style.FAINT, "LOSES": style.RED}[words[name].word]
+            assert to_hex(bar.get_color()) == to_hex(dot.get_color()) == colour
+        said = [t.get_text() for t in axes.texts]
+        assert said == [words[name].word for name in order if words[name].word != "TIES"] and len(said) == 4
+        assert head in axes.get_title(loc="left")
+
+
+def test_one_hopeless_model_does_not_flatten_the_others():
+    results = made_up_results()
+    results[0]["test"]["price"] |= {"skill": -99.0, "skill_low": -99.0, "skill_high": 1.0}
+    (axes,) = verdict_figure(results).axes
+    low, high = axes.get_xlim()
+    assert -30 < low < 0 < high < 30
+    assert axes.lines[-1].get_marker() == "<" and axes.lines[-1].get_xdata()[0] == pytest.approx(low)
+
+
+def test_no_verdict_yet_is_a_sentence():
+    assert title_of(verdict_figure([])) == "No model is judged yet"
+
+
+# Bars
+
+
+def made_up_klines(bars: int, drop: slice = slice(0, 0), synthetic: bool = False):
+    rng = np.random.default_rng(0)
+    index = pd.date_range("2023-03-24", periods=bars, freq="1h", tz="UTC", name="open_time")
+    close = 100 * np.exp(np.cumsum(0.01 * rng.standard_normal(bars)))
+    opened = np.r_[100, close[:-1]]
+    frame = pd.DataFrame({"open": opened, "high": np.maximum(opened, close) + 1, "low": np.minimum(opened, close) - 1})
+    frame = frame.assign(close=close, volume=rng.gamma(2.0, 50.0, bars)).set_index(index)
+    return validate(frame.drop(frame.index[drop]), "BTCUSDT_1h", market="spot", synthetic=synthetic)
+
+
+def test_candles_are_the_bars_and_gaps_are_shaded_and_named():
+    klines = made_up_klines(60, slice(12, 14))
+    figure = candle_figure(klines)
+    price, volume = figure.axes
+    frame = klines.frame
+    rises = frame["close"] >= frame["open"]
+    bodies = [
+        np.array([path.vertices[:4] for path in c.get_paths()]) for c in price.collections if c.get_array() is None
+    ]
+    wicks, bodies = bodies[0::2], bodies[1::2]
+    for side, body in ((rises, bodies[0]), (~rises, bodies[1])):
+        expected = np.sort(frame.loc[side, ["open", "close"]], axis=1)
+        np.testing.assert_allclose(np.sort(body[:, :2, 1], axis=1), expected)
+    np.testing.assert_allclose(np.sort(wicks[0][:, :, 1], axis=1), frame.loc[rises, ["low", "high"]])
+    assert sum(len(c.get_paths()) for c in volume.collections) == len(frame) == 58
+    assert [t.get_text() for t in price.texts] == ["spot matching-engine outage of 2023-03-24, 2 bars"]
+    assert title_of(figure) == "BTC 1h, 2023-03-24 to 2023-03-26: 2 bars missing in 1 gap"
+    (span,) = price.patches
+    edges = price.transData.inverted().transform_bbox(span.get_window_extent()).intervalx
+    assert [round(24 * (x % 1)) for x in edges] == [12, 14]
+
+
+def test_many_bars_share_a_candle_and_lose_nothing():
+    klines = made_up_klines(5000)
+    figure = candle_figure(klines)
+    price, volume = figure.axes
+    heights = [path.vertices[:, 1].max() for c in volume.collections for path in c.get_paths()]
+    assert len(heights) <= 240 and sum(heights) == pytest.approx(klines.frame["volume"].sum())
+    wicks = np.concatenate([[path.vertices[:, 1] for path in c.get_paths()] for c in price.collections[0::2]])
+    days = klines.frame.groupby(klines.frame.index.date)
+    np.testing.assert_allclose(np.sort(wicks.min(axis=1)), np.sort(days["low"].min()))
+    np.testing.assert_allclose(np.sort(wicks.max(axis=1)), np.sort(days["high"].max()))
+    assert "a candle is 24 bars of 1h" in figure.texts[1].get_text() and title_of(figure).endswith("no gap")
+
+
+def test_a_stretch_without_bars_is_refused():
+    with pytest.raises(DataError, match="has none from 2030-01-01 to its end: it holds 2023-03-24T00:00"):
+        candle_figure(made_up_klines(60), start="2030-01-01")
+
+
+def test_each_passport_is_a_strip_with_its_gaps():
+    passports = [made_up_passport(name, False) for name in EXPERIMENT.series]
+    figure = passport_figure(passports)
+    (axes,) = figure.axes
+    assert [t.get_text() for t in axes.get_yticklabels()] == [style.label(p.series) for p in passports]
+    strips = [(c.get_facecolor()[0], path) for c in axes.collections for path in c.get_paths()]
+    colours = [to_hex(colour) for colour, _ in strips]
+    assert (
+        colours.count(style.PALE_BLUE) == 40 and colours.count(style.MUTED) == 40 and colours.count(style.ORANGE) == 1
+    )
+    (missing,) = (path.vertices for colour, path in strips if to_hex(colour) == style.ORANGE)
+    assert missing[:, 1].mean() == pytest.approx([p.series for p in passports].index("LTCUSDT_1h"), abs=0.3)
+    assert title_of(figure).startswith("39 of 40 series hold every bar that was traded; 10 bars missing")
+    pixel = np.diff(axes.get_xlim()) / (style.WIDTH - 96 - 250)
+    assert all(np.ptp(path.vertices[:, 0]) >= 1.9 * pixel for _, path in strips)
+
+
+# Forecasts
+
+
+def made_up_series(bars: int = 600) -> Series:
+    price = np.log(100) + np.cumsum(0.01 * np.random.default_rng(0).standard_normal(bars))[:, None]
+    times = np.datetime64("2025-04-01", "ns") + np.arange(bars) * np.timedelta64(3600, "s")
+    return Series(
+        name="BTCUSDT_1h",
+        times=times,
+        step_seconds=3600,
+        inputs=np.zeros((bars, 1)),
+        features=("x",),
+        levels=price,
+        anchors=price,
+        targets=("close",),
+        heads=("price",),
+        synthetic=True,
+    )
+
+
+def test_a_forecast_is_drawn_where_it_falls_due():
+    series, origins = made_up_series(), np.arange(100, 500)
+    truth = series.truth(origins, 4)
+    figure = forecast_figure(series, origins, truth, windows=50)
+    level, moves = figure.axes
+    real, last, told = (line.get_ydata() for line in level.lines)
+    np.testing.assert_allclose(real, np.exp(series.levels[origins[-50:] + 4, 0]))
+    np.testing.assert_allclose(last, np.exp(series.levels[origins[-50:], 0]))
+    np.testing.assert_allclose(told, real)
+    np.testing.assert_allclose(moves.lines[2].get_ydata(), 1e4 * truth[-50:, 3, 0])
+    due = matplotlib.dates.date2num(series.times[origins[-50:] + 4])
+    np.testing.assert_allclose(level.lines[0].get_xdata(), due)
+    assert "the direction is right 100.0 % of the time" in title_of(figure)
+    assert figure.texts[1].get_text().endswith("it does not lag the truth")
+
+
+def test_a_copy_of_the_last_price_is_called_one():
+    series, origins = made_up_series(), np.arange(100, 500)
+    figure = forecast_figure(series, origins, np.zeros((400, 4, 1)), ahead=2)
+    assert title_of(figure) == "SYNTHETIC · BTC 1h, 2 bars ahead: the forecast names no direction"
+    assert figure.texts[1].get_text().endswith("nearest to the truth of 2 bars before, which is persistence")
+
+
+# Health
+
+
+def test_every_check_is_a_mark_in_the_health_picture():
+    checks = check_results(made_up_results())
+    figure = health_figure(checks, synthetic=True)
+    (axes,) = figure.axes
+    marks = {to_hex(line.get_color()): len(line.get_xdata()) for line in axes.lines}
+    count = {word: sum(c.verdict == word for c in checks) for word in ("OK", "NOTE", "SICK")}
+    assert marks == {style.GREEN: count["OK"], style.ORANGE: count["NOTE"], style.RED: count["SICK"]}
+    assert title_of(figure).startswith("SYNTHETIC · 38 of 40 models trained soundly") and "2 sick" in title_of(figure)
+
+
+# All of them
+
+
+def every_figure(synthetic: bool):
+    results = made_up_results(synthetic=synthetic)
+    yield sweep_figure(results)
+    yield loss_figure(results[0])
+    yield memory_figure(made_up_monitor(gpu=False), synthetic=synthetic)
+    yield verdict_figure(results)
+    yield candle_figure(made_up_klines(60, synthetic=synthetic))
+    yield passport_figure([made_up_passport("BTCUSDT_1h", synthetic)])
+    yield health_figure(check_results(results), synthetic=synthetic)
+
+
+def test_made_up_bars_are_stamped_and_real_ones_are_not():
+    for figure in every_figure(synthetic=True):
+        assert title_of(figure).startswith("SYNTHETIC · ")
+    for figure in every_figure(synthetic=False):
+        assert "SYNTHETIC" not in "".join(text.get_text() for text in figure.texts)
+
+
+def test_an_svg_loads_nothing_and_takes_its_colours_from_the_page():
+    for figure in every_figure(synthetic=True):
+        svg = figure.svg("name")
+        assert svg.startswith("<svg ") and svg.endswith("</svg>") and "http" not in svg and "<image" not in svg
+        assert not [colour for colour in style.NAMES if colour in svg]
+        assert "SYNTHETIC" in svg
+    svg = sweep_figure(made_up_results()).svg("name")
+    assert all(f">{style.label(name)}</text>" in svg for name in EXPERIMENT.series)
+    assert "&lt;b&gt;decoder" in svg and "<b>" not in svg
+
+
+def test_the_look_does_not_depend_on_the_notebooks_style(tmp_path):
+    line = made_up_results()[0]
+    plain = loss_figure(line).png()
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "axes.grid": True, "lines.linewidth": 9}):
+        assert np.array_equal(pixels(loss_figure(line).png(), tmp_path), pixels(plain, tmp_path))
+
+
+def test_a_notebook_shows_a_picture_at_its_size(tmp_path):
+    figure = loss_figure(made_up_results()[0])
+    png, size = figure._repr_png_()
+    height, width, _ = pixels(png, tmp_path).shape
+    assert (width, height) == (2 * size["width"], 2 * size["height"])
+
+
+def test_pyplot_is_never_loaded():
+    code = (
+        "import sys, cpbkit.views.market, cpbkit.views.loss, cpbkit.views.verdict;"
+        "print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: style.label("BTCUSDT_15m"), "BTC 15m"),
+        (lambda: style.label("1000PEPEUSDT_1h"), "1000PEPE 1h"),
+        (lambda: style.label("USDT_1h"), "USDT 1h"),
+        (lambda: style.label("etth1"), "etth1"),
+        (lambda: style.duration(44.6), "45 s"),
+        (lambda: style.duration(112), "1 m 52 s"),
+        (lambda: style.duration(7500), "2 h 05 m"),
+        (lambda: style.amount(840), "840"),
+        (lambda: style.amount(11_800), "11.8 k"),
+        (lambda: style.amount(1_240_000), "1.24 M"),
+        (lambda: style.counted(1, "gap"), "1 gap"),
+        (lambda: style.counted(1204, "bar"), "1,204 bars"),
+    ],
+)
+def test_names_and_numbers_are_said_as_people_say_them(call, said):
+    assert call() == said
