@@ -26,7 +26,7 @@ def save(document: dict, path: str | os.PathLike) -> None:
 def render(document: dict) -> str:
     """Show a document of any of the benchmarks as text for a terminal."""
     show = SHOWN[check_name("benchmark", document["bench"], SHOWN)]
-    return "\n".join([*_about(document), "", *show(document)])
+    return "\n".join([*about(document), "", *show(document)])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -67,7 +67,8 @@ def ratio(row: dict) -> str:
     return f"{row['ratio']:.2f}x ({row['lowest']:.2f}-{row['highest']:.2f})"
 
 
-def _about(document: dict) -> list[str]:
+def about(document: dict) -> list[str]:
+    """Say on what a document was measured."""
     machine = document["machine"]
     memory = f", {size(machine['memory'])}" if machine["memory"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
@@ -217,40 +218,6 @@ def _presets(document: dict) -> list[str]:
     return lines + table(head.split("|"), rows)
 
 
-def _data(document: dict) -> list[str]:
-    against, memory, seconds = document["ratio"], document["memory"], document["seconds"]
-    ours, theirs = against["sides"]
-    return [
-        f"{document['files']} archive files ({size(document['bytes'])}, {document['bars']:,} bars), mirror on loopback",
-        "",
-        *table(
-            ["", "seconds", "files/s"],
-            [[side, figures(s), figures(document["files"] / s)] for side, s in seconds.items()],
-        ),
-        "",
-        f"{ours}: {ratio(against)} the pace of {theirs}",
-        f"Memory of one series ({memory['preset']}): bars {size(memory['bars'])}, windows gathered by index "
-        f"{size(memory['ours'])} ({memory['ratio']:.2f}x the bars), windows built one by one {size(memory['theirs'])}",
-    ]
-
-
-def _indicators(document: dict) -> list[str]:
-    whole, forty = document["all"], document["forty_series"]
-    lines = [
-        f"CPU seconds, {document['bars']:,} bars",
-        f"all {whole['indicators']} indicators: {1e3 * whole['seconds']:.1f} ms",
-        f"{forty['series']} series x {forty['bars']:,} bars: {duration(forty['seconds'])}, scaled from one series",
-    ]
-    if "missing" in document:
-        return [*lines, f"Not compared: {document['missing']}"]
-    row = document["ratio"]
-    return [
-        *lines,
-        f"the {len(row['indicators'])} that TA-Lib has too: {1e3 * row['ours']:.2f} ms, "
-        f"TA-Lib {1e3 * row['theirs']:.2f} ms: {ratio(row)} its time",
-    ]
-
-
 def _doctor(document: dict) -> list[str]:
     score = document["score"]
     error = score["gain error"]
@@ -270,7 +237,5 @@ def _doctor(document: dict) -> list[str]:
 SHOWN: dict[str, Callable[[dict], list[str]]] = {
     "sweep": _sweep,
     "presets": _presets,
-    "data": _data,
-    "indicators": _indicators,
     "doctor": _doctor,
 }

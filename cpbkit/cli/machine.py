@@ -50,7 +50,7 @@ def doctor(preset, seconds, claims, inject, as_json):
         show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))
 
 
-BENCHMARKS = ("sweep", "presets", "data", "indicators", "doctor")
+BENCHMARKS = ("sweep", "presets", "doctor")
 
 
 @click.command(cls=Command, examples=("cpbkit bench sweep --quick", "cpbkit bench sweep --peers --out bench.json"))
@@ -62,8 +62,8 @@ BENCHMARKS = ("sweep", "presets", "data", "indicators", "doctor")
 def bench(what, quick, peers, out, as_json):
     """Measure the kit on this machine: both sides of each ratio, in one run.
 
-    sweep: the engine against the loop in circulation. presets: which one to take here. data: archive files a second.
-    indicators: against TA-Lib. doctor: how often its verdicts are right.
+    sweep: the engine against the loop in circulation. presets: which one to take here.
+    doctor: how often its verdicts are right.
     """
     import importlib
 

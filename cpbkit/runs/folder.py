@@ -11,8 +11,8 @@ from pathlib import Path
 import filelock
 
 from cpbkit import __version__, atomic
-from cpbkit.errors import RunError
 from cpbkit.config.experiment import Experiment, difference, from_json, to_json, vary
+from cpbkit.errors import RunError
 
 EXPERIMENT, LEDGER, ABOUT = "experiment.json", "results.jsonl", "about.json"
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"

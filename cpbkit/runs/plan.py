@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from cpbkit.hardware import memory
-from cpbkit.errors import CpbkitError
 from cpbkit.config.experiment import Experiment
+from cpbkit.errors import CpbkitError
+from cpbkit.hardware import memory
 from cpbkit.hardware.environment import count_cores, free_memory
 from cpbkit.models import zoo
 from cpbkit.training.loop import Fit, assemble, evaluate, fit, is_out_of_memory

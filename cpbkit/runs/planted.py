@@ -9,10 +9,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from cpbkit.evaluation.leakage import Finding, Pipeline, autoregression, check_future, check_splits, whole_way
-from cpbkit.data.synthetic import make_market
 from cpbkit.config.experiment import Model, Task, vary
 from cpbkit.config.presets import PRESETS
+from cpbkit.data.synthetic import make_market
+from cpbkit.evaluation.leakage import Finding, Pipeline, autoregression, check_future, check_splits, whole_way
 from cpbkit.runs.table import train_and_judge
 from cpbkit.windows.series import Series, from_klines
 from cpbkit.windows.splits import Splits, split

@@ -12,22 +12,21 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from cpbkit import atomic
-from cpbkit.runs import executors
-from cpbkit.hardware import provenance
-from cpbkit.runs.clock import Clock
-from cpbkit.data import binance, files, synthetic, yahoo
+from cpbkit.config.experiment import Experiment
+from cpbkit.data import binance
 from cpbkit.data.klines import Klines
+from cpbkit.data.load import load_klines
 from cpbkit.errors import DataError, RunError, check_name
-from cpbkit.config.experiment import Data, Experiment
+from cpbkit.hardware import provenance
 from cpbkit.hardware.monitor import Monitor
+from cpbkit.runs import executors
+from cpbkit.runs.clock import Clock
+from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, Run
 from cpbkit.runs.plan import Plan, find_places, make_plan
 from cpbkit.runs.progress import Pace, State
-from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, Run
+from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
 from cpbkit.windows.series import Series, from_klines
 from cpbkit.windows.splits import split
-from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
-from cpbkit.data.load import load_klines
-
 
 STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
 
@@ -255,10 +254,6 @@ def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Cal
             )
 
     return tell
-
-
-
-
 
 
 def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:

@@ -11,19 +11,17 @@ import pandas as pd
 import torch
 from torch import nn
 
-from cpbkit.errors import CpbkitError, check_name
 from cpbkit.config.experiment import Experiment, Model, vary
-from cpbkit.evaluation.training_checks import Check, check_results
-from cpbkit.models import zoo
-from cpbkit.training.precision import precision
 from cpbkit.config.presets import LTSF, PRESETS
-from cpbkit.training.stack import Stack
-from cpbkit.training.alone import train_alone
-from cpbkit.training.loop import Finished, Fit, assemble, fit
-from cpbkit.windows.series import Series, from_table
-from cpbkit.windows.windows import Windows
-from cpbkit.windows.splits import split, split_rows
+from cpbkit.errors import CpbkitError, check_name
+from cpbkit.evaluation.training_checks import Check, check_results
 from cpbkit.runs.worker import Result, Unit, work
+from cpbkit.training.alone import train_alone
+from cpbkit.training.loop import assemble
+from cpbkit.training.precision import precision
+from cpbkit.windows.series import Series, from_table
+from cpbkit.windows.splits import split, split_rows
+from cpbkit.windows.windows import Windows
 
 PERSISTENCE = "persistence"
 CHOICES = (PERSISTENCE, *PRESETS)

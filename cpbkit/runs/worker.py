@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from cpbkit import __version__
-from cpbkit.training import checkpoint
-from cpbkit.hardware import memory
-from cpbkit.runs.clock import Clock
-from cpbkit.errors import CpbkitError
-from cpbkit.evaluation.verdicts import judge_heads
 from cpbkit.config.experiment import Experiment
+from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.conformal import judge_intervals
+from cpbkit.evaluation.verdicts import judge_heads
+from cpbkit.hardware import memory
 from cpbkit.models import zoo
-from cpbkit.runs.plan import unit_name
+from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import OUT_OF_TIME
+from cpbkit.runs.plan import unit_name
+from cpbkit.training import checkpoint
 from cpbkit.training.loop import (
     Finished,
     Fit,

@@ -1,6 +1,7 @@
-"""`cpbkit bench indicators`: the indicator table against TA-Lib, the same set on the same bars."""
+"""`python -m benchmarks.indicators`: the indicator table against TA-Lib, the same set on the same bars."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.bench.market import make_bars
+from cpbkit.bench.report import about, duration, ratio
 from cpbkit.hardware import provenance
 from cpbkit.indicators import INDICATORS, compute
 
@@ -107,3 +109,26 @@ def ta_lib_set(frame: pd.DataFrame) -> Callable[[], dict[str, np.ndarray]]:
         }
 
     return compute_all
+
+
+def render(document: dict) -> list[str]:
+    """Show what was measured as lines of text."""
+    whole, forty = document["all"], document["forty_series"]
+    lines = [
+        f"CPU seconds, {document['bars']:,} bars",
+        f"all {whole['indicators']} indicators: {1e3 * whole['seconds']:.1f} ms",
+        f"{forty['series']} series x {forty['bars']:,} bars: {duration(forty['seconds'])}, scaled from one series",
+    ]
+    if "missing" in document:
+        return [*lines, f"Not compared: {document['missing']}"]
+    row = document["ratio"]
+    return [
+        *lines,
+        f"the {len(row['indicators'])} that TA-Lib has too: {1e3 * row['ours']:.2f} ms, "
+        f"TA-Lib {1e3 * row['theirs']:.2f} ms: {ratio(row)} its time",
+    ]
+
+
+if __name__ == "__main__":
+    measured = bench_indicators(quick="--quick" in sys.argv[1:])
+    print(*about(measured), "", *render(measured), sep="\n")

@@ -1,8 +1,9 @@
-"""`cpbkit bench data`: archive files read and cached a second from a mirror on loopback, and the memory of windows."""
+"""`python -m benchmarks.data`: archive files read and cached a second, mirror on loopback; memory of windows."""
 
 import hashlib
 import io
 import statistics
+import sys
 import tempfile
 import time
 import zipfile
@@ -14,8 +15,9 @@ import pandas as pd
 import requests
 import torch
 
+from benchmarks.mirror import serve
 from cpbkit.bench.market import make_bars, make_series
-from cpbkit.bench.mirror import serve
+from cpbkit.bench.report import about, figures, ratio, size, table
 from cpbkit.config.experiment import SYMBOLS
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.archive import ArchiveFile
@@ -138,3 +140,26 @@ def measure_memory() -> dict:
         "ratio": ours / int(bars.memory_usage().sum()),
         "preset": "quick",
     }
+
+
+def render(document: dict) -> list[str]:
+    """Show what was measured as lines of text."""
+    against, memory, seconds = document["ratio"], document["memory"], document["seconds"]
+    ours, theirs = against["sides"]
+    return [
+        f"{document['files']} archive files ({size(document['bytes'])}, {document['bars']:,} bars), mirror on loopback",
+        "",
+        *table(
+            ["", "seconds", "files/s"],
+            [[side, figures(s), figures(document["files"] / s)] for side, s in seconds.items()],
+        ),
+        "",
+        f"{ours}: {ratio(against)} the pace of {theirs}",
+        f"Memory of one series ({memory['preset']}): bars {size(memory['bars'])}, windows gathered by index "
+        f"{size(memory['ours'])} ({memory['ratio']:.2f}x the bars), windows built one by one {size(memory['theirs'])}",
+    ]
+
+
+if __name__ == "__main__":
+    measured = bench_data(quick="--quick" in sys.argv[1:])
+    print(*about(measured), "", *render(measured), sep="\n")

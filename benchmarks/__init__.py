@@ -1,0 +1,1 @@
+"""What measures the kit and no user runs: `python -m benchmarks.NAME [--quick]`, outside the wheel."""
