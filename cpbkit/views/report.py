@@ -48,7 +48,7 @@ def write_report(folder: str | Path) -> Path:
     monitor = pd.read_parquet(path) if path.exists() else None
     clock, about = (_read(run.folder / name) for name in (CLOCK, ABOUT))
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cpbkit"),
+        loader=jinja2.PackageLoader("cpbkit.views"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
