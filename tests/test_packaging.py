@@ -2,14 +2,20 @@
 
 import configparser
 import email
+import functools
+import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+import venv
 import zipfile
+from pathlib import Path
 
+import pip
 import pytest
 from conftest import ROOT
 
@@ -151,7 +157,8 @@ case "$*" in
   *find_spec*) [ -e {tmp_path}/torch ] ;;
   "-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; echo "$*" >>{log} ;;
   *--version*) echo "Python 3.12.0" ;;
-  "-m pip"*) echo "$*" >>{log}; case "$*" in *--index-url*) exit ${{INDEX_ANSWERS:-0}} ;; esac ;;
+  "-m pip index"*) echo "Available versions: 2.9.0+cpu, 2.8.0+cpu" ;;
+  "-m pip"*) echo "$*" >>{log}; echo "WARNING: pip's own words"; exit ${{PIP_FAILS:-0}} ;;
 esac
 """
     )
@@ -184,7 +191,7 @@ def test_set_up_keeps_the_torch_that_is_there(machine):
 def test_set_up_takes_the_cpu_build_without_a_driver(machine):
     done, asked = machine(NO_DRIVER="1")
     assert done.returncode == 0
-    assert re.search(r"install .*--retries 0 --index-url \S+/whl/cpu torch>=2", asked)
+    assert re.search(r"install -q --no-deps torch==2.9.0\+cpu torch>=\S+ --index-url https://\S+/whl/cpu\n", asked)
 
 
 def test_set_up_takes_the_default_build_with_a_driver(machine):
@@ -197,10 +204,17 @@ def test_set_up_takes_the_torch_that_is_named(machine):
     assert done.returncode == 0 and "install -q torch==2.13.0 --no-cache-dir" in asked and "index-url" not in asked
 
 
-def test_set_up_never_falls_back_to_cuda(machine):
-    done, asked = machine(NO_DRIVER="1", INDEX_ANSWERS="1")
-    assert done.returncode == 1 and done.stdout == ""
-    assert "CPBKIT_TORCH" in done.stderr and "-e ." not in asked
+def test_set_up_speaks_for_itself(machine):
+    done, _ = machine()
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("setup: ") for line in lines)
+    assert re.fullmatch(r"setup: done in \d+ s", lines[-1])
+
+
+def test_set_up_shows_what_pip_said_when_it_failed(machine):
+    done, asked = machine(NO_DRIVER="1", PIP_FAILS="1")
+    assert done.returncode == 1 and done.stdout == "" and "-e ." not in asked
+    assert "WARNING: pip's own words\nsetup: PyTorch's CPU index broke off" in done.stderr
 
 
 def test_set_up_is_done_once(machine):
@@ -222,3 +236,106 @@ def test_set_up_says_when_python_is_too_old(machine):
         shutil.copy(machine.folder / "stub" / "python3", machine.folder / "stub" / name)
     done, _ = machine()
     assert done.returncode == 1 and "Python 3.10 or newer" in done.stderr
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    """A real pip whose configuration names a package registry, served here as PyTorch's CPU index is; no GPU."""
+    web, asked = tmp_path / "web", []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, form, *values):
+            asked.append(self.path)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=web))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}"
+
+    project = copy_of_the_project(tmp_path / "project")
+    script = (project / "setup.sh").read_text()
+    (project / "setup.sh").write_text(re.sub(r"(?m)^cpu_index=.*", f"cpu_index={here}/cpu", script))
+    places = (
+        f"index-url = {here}/registry",
+        f"extra-index-url = {here}/registry",
+        f"find-links = {here}/registry/torch",
+    )
+    (tmp_path / "pip.conf").write_text("\n".join(("[global]", *places)))
+    venv.create(tmp_path / "venv")
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site / "pip").symlink_to(Path(pip.__file__).parent)
+    stub = tmp_path / "stub"
+    stub.mkdir()
+    (stub / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    (stub / "python").write_text(  # what the package itself needs is not fetched here
+        f'#!/bin/sh\ncase "$*" in *" -e "*) ;; *) exec {tmp_path}/venv/bin/python "$@" ;; esac\n'
+    )
+    for file in stub.iterdir():
+        file.chmod(0o755)
+
+    def offer(index, name, version, needs="", size=0):
+        """Put a wheel into an index; returns its bytes."""
+        wheel = web / index / name.replace("_", "-") / f"{name}-{version}-py3-none-any.whl"
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        about = f"{name}-{version}.dist-info"
+        requires = f"Requires-Dist: {needs}\n" if needs else ""
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"{name}/__init__.py", "#" * size)
+            archive.writestr(
+                f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
+            )
+            archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{about}/RECORD", "")
+        return wheel.stat().st_size
+
+    def set_up():
+        """Run it; return its lines, what of torch is installed then, and the paths that pip asked for."""
+        asked.clear()
+        done = subprocess.run(
+            ["sh", "setup.sh"],
+            cwd=project,
+            capture_output=True,
+            text=True,
+            env={
+                "PATH": f"{stub}:/usr/bin:/bin",
+                "HOME": str(tmp_path),
+                "VIRTUAL_ENV": str(tmp_path / "venv"),
+                "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+                "PIP_NO_CACHE_DIR": "1",
+            },
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr, [path.name for path in site.glob("*.dist-info")], list(asked)
+
+    set_up.offer = offer
+    yield set_up
+    server.shutdown()
+    server.server_close()
+
+
+def test_set_up_asks_the_cpu_index_alone(mirror):
+    mirror.offer("cpu", "torch", "2.8.0+cpu")
+    mirror.offer("registry", "torch", "2.9.0", needs="nvidia_cuda")
+    said, installed, asked = mirror()
+    assert installed == ["torch-2.8.0+cpu.dist-info"]
+    assert "PyTorch's CPU build, torch 2.8.0+cpu\n" in said
+    assert not any(path.startswith("/registry") for path in asked)
+
+
+def test_set_up_behind_a_mirror_takes_the_newest_cpu_build_there(mirror):
+    for version in ("2.6.0+cpu", "2.7.0+cpu", "2.7.0+cu126", "2.9.0"):
+        mirror.offer("registry", "torch", version, needs="" if "+cpu" in version else "nvidia_cuda")
+    said, installed, asked = mirror()
+    assert installed == ["torch-2.7.0+cpu.dist-info"]
+    assert "CPU index gave no torch: installing the CPU build that pip's index has, torch 2.7.0+cpu\n" in said
+    assert not any("nvidia" in path for path in asked)
+
+
+def test_set_up_says_how_large_the_default_build_is_before_it_takes_it(mirror):
+    mirror.offer("registry", "torch", "2.3.0+cpu")  # older than what the package needs
+    size = mirror.offer("registry", "torch", "2.9.0", needs="nvidia_cuda")
+    size += mirror.offer("registry", "nvidia_cuda", "12.6", size=7_000_000)
+    said, installed, _ = mirror()
+    assert installed == []  # the step after brings it, with all else
+    assert "has no CPU build" in said and size == pytest.approx(7e6, rel=1e-3)
+    assert f"torch's default build, {size / 1e6:.0f} MB in 2 files to fetch; CPBKIT_TORCH" in said
+    assert said.index("MB in") < said.index("installing the requirements")
