@@ -143,21 +143,6 @@ def test_both_directions_at_once_equal_one_after_the_other():
         torch.testing.assert_close(found, one(x)[0], rtol=0, atol=1e-12)
 
 
-def test_additive_attention_equals_one_linear_over_query_and_key():
-    torch.manual_seed(0)
-    mine = layers.AdditiveAttention(1, D).double()
-    joint, score = nn.Linear(2 * D, D).double(), nn.Linear(D, 1).double()
-    mine.query.data[0], mine.memory.weight.data[0] = joint.weight.data[:, :D].T, joint.weight.data[:, D:].T
-    mine.memory.bias.data[0, 0] = joint.bias.data
-    mine.score.weight.data[0], mine.score.bias.data[0, 0] = score.weight.data.T, score.bias.data
-    query, memory = torch.randn(B, D).double(), torch.randn(B, L, D).double()
-    both = torch.cat([query[:, None].expand(-1, L, -1), memory], -1)
-    weights = score(torch.tanh(joint(both)))[..., 0].softmax(-1)
-    want = (weights[..., None] * memory).sum(1)
-    got = mine(query[None], mine.keys(memory[None]), memory[None])[0]
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-
-
 def test_dropout_mask_is_shared_by_the_models_and_off_in_evaluation():
     layer, x = layers.Dropout(0.5), torch.ones(M, 50, L, D)
     y = layer(x)

@@ -159,8 +159,3 @@ def test_evaluation_never_sees_the_targets():
 def test_a_forecast_of_another_shape_is_refused():
     with pytest.raises(CpbkitError, match=r"shape of the truth .* got \(2, 5, 4\)"):
         loss_per_model(torch.zeros(2, 5, 4), torch.zeros(2, 5, 1, 4), torch.ones(4))
-
-
-def test_parameter_count_of_the_source():
-    net = zoo.build(1, Task(context=30, horizon=10, targets=OHLC, target_weights=(1.0,) * 4), Model())
-    assert sum(p.numel() for p in net.parameters()) == 334_597

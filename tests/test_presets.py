@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from cpbkit import indicators
+from cpbkit.bench import twins
 from cpbkit.config.experiment import Task, from_json, to_json, vary
 from cpbkit.config.presets import NETWORK, PRESETS
 from cpbkit.models import zoo
@@ -18,7 +20,8 @@ from cpbkit.windows.windows import Windows
 
 COUNTS = {
     "transformer": 926_852 + (4 + 1) * 128,  # the source's, and an own input layer of the decoder
-    "gru": 334_597,
+    "gru": 334_597 - 1,  # the source's, less the bias under its softmax
+    "gru_dense": 3 * 128 * (4 + 128 + 2 + 128 + 128 + 2) + 129 * 10 * 4,
     "seq2seq_lstm": 1_984_772,
     "forced_lstm": 1_980_676,
     "v7_classic": 359_559 - 2 * 2 * 4 * 128,  # the source's (in torch), less two columns that came twice, each way
@@ -31,7 +34,7 @@ COUNTS = {
     "dlinear": 2 * 337 * 10,
     "ridge_ar": (48 * 4 + 1) * 10 * 4,
     "segrnn": 25 * 512 + 2 * 3 * 512 * (512 + 1) + 2 * 256 + 513 * 24,
-    "quick": 3 * 16 * (4 + 16 + 2) + 3 * 16 * (1 + 16 + 2) + 2 * 16 * 16 + 16 + 17 + 17,
+    "quick": 3 * 16 * (4 + 16 + 2) + 3 * 16 * (1 + 16 + 2) + 16 + 33 * 16 + 17,
 }
 
 
@@ -43,6 +46,70 @@ def count(task, model):
 def test_parameter_count(name):
     preset = PRESETS[name]
     assert count(preset.task, preset.model) == COUNTS[name]
+
+
+def segrnn(net, x, last):
+    """Channel by channel and segment by segment: torch's GRU, then one more step of it from each place."""
+    gru = nn.GRU(net.rnn.width, net.rnn.width, batch_first=True).double()
+    load_gru(gru, net.rnn)
+    past = (x - x[:, -1:]).transpose(1, 2)[:, 0]  # of its one channel (B, L)
+    embedded = nn.functional.linear(past.unflatten(1, (-1, 24)), net.embed.weight[0].T, net.embed.bias[0, 0])
+    _, state = gru(embedded.relu())
+    parts = []
+    for place in net.place[0, 0]:
+        out, _ = gru(torch.cat([place, net.channel[0, 0, 0]]).expand(len(x), 1, -1), state)
+        parts.append(nn.functional.linear(out[:, 0], net.head.weight[0].T, net.head.bias[0, 0]))
+    return torch.cat(parts, 1)[:, : net.horizon, None]
+
+
+def load_gru(gru, ours):
+    for theirs, layer in (("ih", ours.input[0]), ("hh", ours.hidden[0])):
+        getattr(gru, f"weight_{theirs}_l0").data.copy_(layer.weight[0].T)
+        getattr(gru, f"bias_{theirs}_l0").data.copy_(layer.bias[0, 0])
+
+
+def ridge_ar(net, x, last):
+    return (x.flatten(1) @ net.map.weight[0] + net.map.bias[0]).unflatten(1, (-1, last.shape[-1]))
+
+
+def forced_lstm(net, preset):
+    """Return what torch's LSTM calls the weights of the gate by gate one; its second bias is zero."""
+    tensors = {name: tensor[0] for name, tensor in net.named_parameters()}
+    for coder in ("encoder", "decoder"):
+        for layer in range(preset.model.layers):
+            for side in ("input", "hidden"):
+                place = f"{coder}.{side}.{layer}"
+                tensors[f"{place}.weight"] = torch.cat([tensors.pop(f"{place}.{gate}.weight") for gate in range(4)], 1)
+            biases = [tensors.pop(f"{coder}.hidden.{layer}.{gate}.bias") for gate in range(4)]
+            tensors[f"{coder}.hidden.{layer}.bias"] = torch.cat(biases, 1)
+            tensors[f"{coder}.input.{layer}.bias"] = torch.zeros_like(torch.cat(biases, 1))
+    return tensors
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_computes_what_plain_torch_does_with_its_weights(name):
+    """At the preset's own size, without dropout; the twins are written from the sources, with torch.nn alone."""
+    preset = vary(PRESETS[name], dropout=0.0)
+    task, model = preset.task, preset.model
+    torch.manual_seed(0)
+    net = zoo.build(1, task, model).double().eval()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(1, 3, task.context, len(task.features), dtype=torch.double)
+    y = torch.randn(1, 3, task.horizon, len(task.targets), dtype=torch.double)
+    mixed = torch.rand(task.horizon) < 0.5
+    with torch.no_grad():
+        for draws in (mixed, torch.ones_like(mixed)):
+            got = net(x, y[:, :, 0], (y, draws))[0]
+            if model.name in (by_hand := {"segrnn": segrnn, "ridge_ar": ridge_ar}):
+                want = by_hand[model.name](net, x[0], y[0, :, 0])
+            else:
+                twin = twins.TWINS[model.name.removeprefix("forced_")](task, model).double().eval()
+                tensors = {name: tensor[0] for name, tensor in net.named_parameters()}
+                twins.load(twin, forced_lstm(net, preset) if model.name == "forced_lstm" else tensors)
+                want = twin(x[0], y[0, :, 0], y[0], draws.tolist())
+            assert want.std() > 1e-3
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
 def test_parameter_count_of_dlinear_in_its_paper():

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from cpbkit.bench.gauges import wait
 from cpbkit.bench.twins import Coins, make_twin
-from cpbkit.config.experiment import Experiment, Training, derive_seed
-from cpbkit.training.loop import assemble
+from cpbkit.config.experiment import Experiment, Training
+from cpbkit.training.loop import assemble, draw_forcing
 from cpbkit.training.stack import OPTIMIZERS
 from cpbkit.windows.series import Series
 from cpbkit.windows.windows import Windows
@@ -68,11 +68,10 @@ def loop_done_well(experiment: Experiment, series: Series, device: torch.device)
 
 def draw(windows: Windows, training: Training, horizon: int) -> Iterator[tuple[Tensor, Coins]]:
     """Yield for ever the origins (B,) that the engine would take in its first epoch, and the coins of each step."""
-    generator = torch.Generator().manual_seed(derive_seed("teacher", training.seed, 0))
     rows = windows.order([0], training.seed, 0, ROUND * training.batch)[0]
+    draws = draw_forcing(training, 0, ROUND, horizon).tolist()
     while True:
-        for batch in rows.split(training.batch):
-            yield batch, (torch.rand(horizon, generator=generator) < training.teacher_forcing).tolist()
+        yield from zip(rows.split(training.batch), draws, strict=True)
 
 
 def clip(net: torch.nn.Module, training: Training) -> None:

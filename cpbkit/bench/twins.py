@@ -21,44 +21,47 @@ from cpbkit.training.stack import Stack
 Coins = list[bool]  # whether a step sees the truth of the step before it
 
 
-class AdditiveAttention(nn.Module):
-    """Twin of layers.AdditiveAttention: query (B, 1, D), keys and memory (B, L, D) -> (B, D)."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.query = nn.Linear(width, width, bias=False)
-        self.memory = nn.Linear(width, width)
-        self.score = nn.Linear(width, 1)
-
-    def forward(self, query: Tensor, keys: Tensor, memory: Tensor) -> Tensor:
-        weights = self.score(torch.tanh(self.query(query) + keys)).softmax(1)  # (B, L, 1)
-        return (weights * memory).sum(1)
-
-
 class GRUSeq2Seq(nn.Module):
-    """Twin of recurrent.GRUSeq2Seq."""
+    """FastSeq2Seq of cpbv2's v4_train_fast_gru.py: the context pooled once, a head over [decoder output, pooled]."""
 
     def __init__(self, task: Task, settings: Model):
         super().__init__()
         shape = {"batch_first": True, "dropout": settings.dropout if settings.layers > 1 else 0.0}
+        width = settings.width
         self.horizon = task.horizon
-        self.encoder = nn.GRU(len(task.features), settings.width, settings.layers, **shape)
-        self.decoder = nn.GRU(len(task.targets), settings.width, settings.layers, **shape)
-        self.attention = AdditiveAttention(settings.width)
-        self.head = nn.Linear(settings.width, len(task.targets))
+        self.encoder = nn.GRU(len(task.features), width, settings.layers, **shape)
+        self.score = nn.Linear(width, 1, bias=False)
+        self.decoder = nn.GRU(len(task.targets), width, settings.layers, **shape)
+        self.combine = nn.Linear(2 * width, width)
+        self.head = nn.Linear(width, len(task.targets))
 
     def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
         memory, state = self.encoder(x)
-        keys, steps = self.attention.memory(memory), []
+        pooled = (self.score(memory).softmax(1) * memory).sum(1, keepdim=True)  # (B, 1, D)
+        steps = []
         for h in range(self.horizon):
             out, state = self.decoder(last[:, None], state)
-            steps.append(self.head(out[:, 0] + self.attention(out, keys, memory)))  # (B, K)
+            steps.append(self.head(torch.relu(self.combine(torch.cat([out, pooled], -1))))[:, 0])  # (B, K)
             last = truth[:, h] if coins[h] else steps[-1]
         return torch.stack(steps, 1)
 
 
+class GRUDense(nn.Module):
+    """The block recurrent network of darts: the encoder's last output, and a linear layer for all steps at once."""
+
+    def __init__(self, task: Task, settings: Model):
+        super().__init__()
+        dropout = settings.dropout if settings.layers > 1 else 0.0
+        self.shape = task.horizon, len(task.targets)
+        self.encoder = nn.GRU(len(task.features), settings.width, settings.layers, batch_first=True, dropout=dropout)
+        self.head = nn.Linear(settings.width, task.horizon * len(task.targets))
+
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+        return self.head(self.encoder(x)[0][:, -1]).unflatten(-1, self.shape)
+
+
 class LSTMSeq2Seq(nn.Module):
-    """Twin of recurrent.LSTMSeq2Seq."""
+    """Seq2SeqLSTM of cpbv2's v4_train_unified.py: attention and dropout at each step, a head over both."""
 
     def __init__(self, task: Task, settings: Model):
         super().__init__()
@@ -223,6 +226,7 @@ class DLinear(nn.Module):
 
 TWINS: dict[str, Callable[[Task, Model], nn.Module]] = {
     "gru": GRUSeq2Seq,
+    "gru_dense": GRUDense,
     "lstm": LSTMSeq2Seq,
     "bilstm": BiLSTMSeq2Seq,
     "bilstm_dense": BiLSTMDense,

@@ -127,6 +127,7 @@ class Training:
     clip_norm: float = 1.0  # of each model's gradient; 0 switches it off
     clip_value: float = 0.0  # of each gradient entry, before the norm; 0 switches it off
     teacher_forcing: float = 0.0  # chance that a decoder step sees the truth, in training only
+    forcing_draw: str = "step"  # step | batch: what one draw of that chance decides for
     precision: str = "float32"  # float32 | tf32 | float16 | bfloat16 | float64
     seed: int = 0  # of weights, order, dropout and teacher forcing
     deterministic: bool = False  # bit-equal reruns on a GPU, at a cost in speed
@@ -134,6 +135,7 @@ class Training:
     def __post_init__(self):
         check_name("optimizer", self.optimizer, ("adamw", "adam"))
         check_name("schedule", self.schedule, ("constant", "cosine", "step", "plateau"))
+        check_name("forcing_draw", self.forcing_draw, ("step", "batch"))
         check_name("precision", self.precision, ("float32", "tf32", "float16", "bfloat16", "float64"))
         for name in ("epochs", "batch", "patience", "schedule_epochs"):
             if getattr(self, name) < 1:

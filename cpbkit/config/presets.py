@@ -22,6 +22,7 @@ NETWORK_RANGES = (("delay", 0.0, 10_000.0), ("jitter", 0.0, 3_000.0), ("loss", 0
 ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
 # Keras lowers the rate at the 8th epoch without a better one, torch after the 8th.
 KERAS_PLATEAU = {"schedule": "plateau", "schedule_epochs": 7, "patience": 20, "optimizer": "adam", "clip_norm": 0.0}
+GRU_TRAINING = Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5, forcing_draw="batch")
 V4_LSTM = Training(
     epochs=200,
     batch=32,
@@ -31,6 +32,7 @@ V4_LSTM = Training(
     schedule_epochs=30,
     patience=20,
     teacher_forcing=0.5,
+    forcing_draw="batch",
 )
 LTSF = Training(  # Zeng et al. 2023, github.com/cure-lab/LTSF-Linear
     epochs=10,
@@ -68,7 +70,14 @@ PRESETS: dict[str, Experiment] = {
         preset="gru",
         task=Task(context=30, horizon=10, **ALL_OHLC),
         model=Model(name="gru", width=128, layers=2, dropout=0.3),
-        training=Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5),
+        training=GRU_TRAINING,
+    ),
+    # The encoder of `gru` with one linear layer for all steps, as unit8co/darts and Nixtla/neuralforecast have it.
+    "gru_dense": Experiment(
+        preset="gru_dense",
+        task=Task(context=30, horizon=10, **ALL_OHLC),
+        model=Model(name="gru_dense", width=128, layers=2, dropout=0.3),
+        training=replace(GRU_TRAINING, teacher_forcing=0.0),
     ),
     # cpbv2 v4_train_unified.py.
     "seq2seq_lstm": Experiment(

@@ -97,29 +97,6 @@ class Attention(nn.Module):
         return x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class AdditiveAttention(nn.Module):
-    """Weigh a memory by tanh scores (Bahdanau, Cho, Bengio 2015): query (M, B, D), memory (M, B, L, D) -> (M, B, D)."""
-
-    def __init__(self, models: int, width: int):
-        super().__init__()
-        bound = 1 / math.sqrt(2 * width)  # as one linear layer over [query, memory]
-        self.query = uniform(models, width, width, bound)
-        self.memory = Linear(models, width, width)
-        nn.init.uniform_(self.memory.weight, -bound, bound)
-        nn.init.uniform_(self.memory.bias, -bound, bound)
-        self.score = Linear(models, width, 1)
-
-    def keys(self, memory: Tensor) -> Tensor:
-        """Project the memory once for all queries: (M, B, L, D) -> (M, B, L, D)."""
-        return self.memory(memory)
-
-    def forward(self, query: Tensor, keys: Tensor, memory: Tensor) -> Tensor:
-        mixed = torch.tanh((query @ self.query)[:, :, None] + keys)
-        # As sums: a matrix product with one column is slow, and its gradient slower.
-        scores = (mixed * self.score.weight.mT[:, :, None]).sum(-1) + self.score.bias  # (M, B, L)
-        return (scores.softmax(-1)[:, :, None] @ memory)[:, :, 0]
-
-
 class Recurrent(nn.Module):
     """Layers of a recurrent cell for M models: (M, B, L, C) -> (M, B, L, D), and the state after the last step.
 
@@ -281,3 +258,34 @@ def next_input(own: Tensor, teacher: Teacher | None, step: int) -> Tensor:
         return own
     truth, coins = teacher
     return truth[:, :, step] if coins is None else torch.where(coins[step], truth[:, :, step], own)
+
+
+def write(decode: Callable[[Tensor], Tensor], last: Tensor, horizon: int, teacher: Teacher | None) -> Tensor:
+    """Write a horizon from the row before it: last (M, B, K) -> (M, B, H, K).
+
+    decode: goes on from rows (M, B, N, K) to the row after each of them, the same shape; called again, it continues.
+    It gets as many rows at once as are known: the truth of a taught step is known before the step is computed. On a
+    GPU the host does not wait to see a draw, and steps go one by one.
+    """
+    parts, done = [], 0
+    known = _known_draws(horizon, teacher)
+    while done < horizon:
+        rows, first = [last[:, :, None]], done
+        done += 1
+        while done < horizon and known[done - 1]:
+            done += 1
+        if done > first + 1:
+            rows.append(teacher[0][:, :, first : done - 1])
+        parts.append(decode(torch.cat(rows, 2)))
+        last = next_input(parts[-1][:, :, -1], teacher, done - 1)
+    return torch.cat(parts, 2)
+
+
+def _known_draws(horizon: int, teacher: Teacher | None) -> list[bool]:
+    """Return for each step whether the host knows that the next one sees its truth."""
+    if teacher is None:
+        return [False] * horizon
+    draws = teacher[1]
+    if draws is None:
+        return [True] * horizon
+    return draws.tolist() if draws.device.type == "cpu" else [False] * horizon

@@ -1,5 +1,6 @@
 """Recurrent forecasters: they read the context once, then write the horizon step by step or at once."""
 
+import math
 from itertools import pairwise
 
 import torch
@@ -9,14 +10,14 @@ from cpbkit.config.experiment import Model, Task
 from cpbkit.models.layers import (
     GRU,
     LSTM,
-    AdditiveAttention,
     Attention,
     BiLSTM,
     Dropout,
     LayerNorm,
     Linear,
     Teacher,
-    next_input,
+    uniform,
+    write,
 )
 from cpbkit.models.linear import channels
 
@@ -24,10 +25,12 @@ SEGMENT = 24  # bars a step of SegRNN, as the paper takes for a context of 96
 
 
 class GRUSeq2Seq(nn.Module):
-    """GRU encoder and decoder with additive attention; FastSeq2Seq of cpbv2's v4_train_fast_gru.py.
+    """GRU encoder and decoder around one pooled context; FastSeq2Seq of cpbv2's v4_train_fast_gru.py.
 
-    Deviations: the decoder starts from the last observed row and forcing shifts by one step (the source fed the
-    row it had to predict); the head starts at zero, so an untrained model is persistence.
+    The context is pooled once, without a query: a score a bar, softmax over the bars, weighted sum; each step's head
+    reads [decoder output, pooled context]. Deviations: the decoder starts from the last observed row (the source fed
+    zeros); the score has no bias, which the softmax would not see; the head starts at zero, so an untrained model is
+    persistence.
     """
 
     def __init__(self, models: int, task: Task, settings: Model):
@@ -36,19 +39,26 @@ class GRUSeq2Seq(nn.Module):
         self.horizon = task.horizon
         self.encoder = GRU(models, len(task.features), width, settings.layers, settings.dropout)
         self.decoder = GRU(models, targets, width, settings.layers, settings.dropout)
-        self.attention = AdditiveAttention(models, width)
+        self.score = uniform(models, width, 1, 1 / math.sqrt(width))
+        self.combine = Linear(models, 2 * width, width)
         self.head = Linear(models, width, targets, zero=True)
 
     def forward(self, x: Tensor, last: Tensor, teacher: Teacher | None = None) -> Tensor:
         memory, state = self.encoder(x)  # (M, B, L, C) -> (M, B, L, D)
-        keys = self.attention.keys(memory)
-        steps = []
-        for h in range(self.horizon):
-            out, state = self.decoder(last[:, :, None], state)
-            query = out[:, :, 0]  # (M, B, D)
-            steps.append(self.head(query + self.attention(query, keys, memory)))  # (M, B, K)
-            last = next_input(steps[-1], teacher, h)
-        return torch.stack(steps, 2)  # (M, B, H, K)
+        # As sums: a matrix product with one column is slow, and its gradient slower.
+        scores = (memory * self.score.mT[:, :, None]).sum(-1)  # (M, B, L)
+        pooled = (scores.softmax(-1)[:, :, None] @ memory)[:, :, 0]  # (M, B, D)
+        # The part of the combining layer that reads the pooled context is the same for all steps.
+        of_step, of_context = self.combine.weight.chunk(2, 1)
+        known = torch.baddbmm(self.combine.bias, pooled, of_context)[:, :, None]
+
+        def decode(rows: Tensor) -> Tensor:
+            nonlocal state
+            out, state = self.decoder(rows, state)  # (M, B, N, K) -> (M, B, N, D)
+            mixed = (out.flatten(1, 2) @ of_step).unflatten(1, out.shape[1:3])
+            return self.head(torch.relu(mixed + known))
+
+        return write(decode, last, self.horizon, teacher)  # (M, B, H, K)
 
 
 class LSTMSeq2Seq(nn.Module):
@@ -56,8 +66,8 @@ class LSTMSeq2Seq(nn.Module):
 
     With `cell` ForcedLSTM it is Seq2SeqLSTMGPUv2 of v4_model_cuda_forced_v2.py, made to run (its decoder stacked
     a tensor as if it were a list). Deviations: the decoder starts from the last observed row, where the source
-    fed zeros or the very row it had to predict; forcing shifts by one and has a coin a step; the head starts at
-    zero, so an untrained model is persistence.
+    fed zeros or, where forced, the very row it had to predict and none after it; forcing shifts by one and goes on;
+    the head starts at zero, so an untrained model is persistence.
     """
 
     def __init__(self, models: int, task: Task, settings: Model, cell: type[nn.Module] = LSTM):
@@ -74,14 +84,14 @@ class LSTMSeq2Seq(nn.Module):
     def forward(self, x: Tensor, last: Tensor, teacher: Teacher | None = None) -> Tensor:
         memory, state = self.encoder(x)  # (M, B, L, C) -> (M, B, L, D)
         keys, values = self.attention.project(self.dropout(memory))
-        steps = []
-        for h in range(self.horizon):
-            out, state = self.decoder(last[:, :, None], state)  # (M, B, 1, D)
+
+        def decode(rows: Tensor) -> Tensor:
+            nonlocal state
+            out, state = self.decoder(rows, state)  # (M, B, N, K) -> (M, B, N, D)
             both = torch.cat([out, self.attention.attend(out, keys, values)], -1)
-            mixed = torch.relu(self.combine(self.dropout(both)))
-            steps.append(self.head(mixed)[:, :, 0])  # (M, B, K)
-            last = next_input(steps[-1], teacher, h)
-        return torch.stack(steps, 2)  # (M, B, H, K)
+            return self.head(torch.relu(self.combine(self.dropout(both))))
+
+        return write(decode, last, self.horizon, teacher)  # (M, B, H, K)
 
 
 class BiLSTMSeq2Seq(nn.Module):
@@ -171,6 +181,23 @@ class LSTMDense(nn.Module):
         x = self.encoder(x)[0][:, :, -1]  # (M, B, L, C) -> (M, B, D)
         for dense in self.dense:
             x = self.dropout(torch.relu(dense(x)))
+        return self.head(x).unflatten(-1, (self.horizon, self.targets))  # (M, B, H, K)
+
+
+class GRUDense(nn.Module):
+    """GRU encoder and one linear layer for the whole horizon, as BlockRNNModel of unit8co/darts.
+
+    Deviation: the head starts at zero, so an untrained model is persistence.
+    """
+
+    def __init__(self, models: int, task: Task, settings: Model):
+        super().__init__()
+        self.horizon, self.targets = task.horizon, len(task.targets)
+        self.encoder = GRU(models, len(task.features), settings.width, settings.layers, settings.dropout)
+        self.head = Linear(models, settings.width, self.horizon * self.targets, zero=True)
+
+    def forward(self, x: Tensor, last: Tensor, teacher: Teacher | None = None) -> Tensor:
+        x = self.encoder(x)[0][:, :, -1]  # (M, B, L, C) -> (M, B, D)
         return self.head(x).unflatten(-1, (self.horizon, self.targets))  # (M, B, H, K)
 
 

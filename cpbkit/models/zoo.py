@@ -12,6 +12,7 @@ from cpbkit.models import custom, layers, linear, recurrent, transformer
 
 MODELS = {
     "gru": recurrent.GRUSeq2Seq,
+    "gru_dense": recurrent.GRUDense,
     "lstm": recurrent.LSTMSeq2Seq,
     "forced_lstm": partial(recurrent.LSTMSeq2Seq, cell=layers.ForcedLSTM),
     "bilstm": recurrent.BiLSTMSeq2Seq,

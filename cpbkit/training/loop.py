@@ -140,7 +140,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             members = [place[name] for name in stack.names]
             fresh = windows.order(members, training.seed, state.epoch, steps * training.batch)
             fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
-            draws = _coins(training, state.epoch, steps, task.horizon).to(windows.device)
+            draws = draw_forcing(training, state.epoch, steps, task.horizon).to(windows.device)
             if now is not stack.weights:  # models have left: the step has other tensors now
                 order, coins, now, run = fresh, draws, stack.weights, None  # the last graph gives its memory back
                 i.zero_()
@@ -224,10 +224,11 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
-def _coins(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:
+def draw_forcing(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:
     """Draw whether each decoder step of each batch sees the truth: (S, H), the same for every model."""
     generator = torch.Generator().manual_seed(derive_seed("teacher", training.seed, epoch))
-    return torch.rand(steps, horizon, generator=generator) < training.teacher_forcing
+    draws = torch.rand(steps, 1 if training.forcing_draw == "batch" else horizon, generator=generator)
+    return (draws < training.teacher_forcing).expand(-1, horizon).contiguous()
 
 
 def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
