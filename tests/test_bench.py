@@ -103,7 +103,9 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     document = json.loads((tmp_path / "new" / "bench.json").read_text())
     assert set(document) > ABOUT and document["versions"]["torch"] == torch.__version__
     assert document["machine"]["cores"] >= 1 and document["machine"]["cpu"]
-    assert [case["case"] for case in document["cases"]] == ["gru, width 8", "quick"] and len(said) == 4
+    assert [case["case"] for case in document["cases"]] == ["gru_dense, width 8", "gru, width 8", "quick"] and len(
+        said
+    ) == 5
     for case in document["cases"]:
         assert set(case["ratios"]) == {"engine / loop", "engine / loop done well"}
         for ratio in case["ratios"].values():
@@ -263,8 +265,9 @@ def test_the_doctor_is_scored_in_simulation_and_says_so(monkeypatch):
     assert "simulated loops" in text and "no GPU was measured" in text
 
 
-def peer_rows():
-    return [{"case": "quick", "model": "gru", "sides": {"engine": {"steps_per_second": 50.0}}}]
+def peer_rows(preset="quick"):
+    sides = {"engine": {"steps_per_second": 50.0}}
+    return [{"case": preset, "model": PRESETS[preset].model.name, "sides": sides}]
 
 
 def test_a_peer_that_cannot_be_installed_is_named(monkeypatch):
@@ -290,6 +293,20 @@ def test_a_peer_is_timed_in_its_own_python(monkeypatch, tmp_path):
     found = peers.bench_peers(peer_rows(), PRESETS, lambda text: None)
     row = found["rows"][0]
     assert (row["ours"], row["theirs"], row["ratio"]) == (50.0, 10.0, 5.0) and not found["missing"]
+    assert not row["same_network"] and "ours decodes" in report.render(EMPTY_SWEEP | {"peers": found})
     fake.write_text("import sys; sys.exit('it has no such model')")
     found = peers.bench_peers(peer_rows(), PRESETS, lambda text: None)
     assert found["missing"]["darts, quick"] == "not measured: it has no such model"
+
+
+def test_the_dense_network_is_held_against_the_same_network(monkeypatch, tmp_path):
+    fake = tmp_path / "fake.py"
+    fake.write_text(
+        "import json, sys; spec = json.load(sys.stdin)\n"
+        "assert (spec['model'], spec['width'], spec['layers'], spec['horizon']) == ('gru', 128, 2, 10)\n"
+        "print(json.dumps({'seconds_a_step': 0.1, 'seconds_besides': 1.0, 'threads': 1}))\n"
+    )
+    monkeypatch.setattr(peers, "SCRIPT", fake)
+    monkeypatch.setattr(peers, "install", lambda library, folder: (sys.executable, "9.9"))
+    found = peers.bench_peers(peer_rows("gru_dense"), PRESETS, lambda text: None)
+    assert len(found["rows"]) == 2 and all(row["same_network"] for row in found["rows"]), found["missing"]

@@ -173,6 +173,7 @@ def _peers(peers: dict) -> list[str]:
             row["library"],
             row["version"],
             row["case"],
+            "same" if row["same_network"] else "ours decodes, its is dense",
             figures(row["theirs"]),
             figures(row["ours"]),
             f"{row['ratio']:.2f}x",
@@ -180,7 +181,16 @@ def _peers(peers: dict) -> list[str]:
         ]
         for row in peers["rows"]
     ]
-    head = ["library", "version", "model", "its steps/s", "engine's", "engine / library", "a fit besides steps"]
+    head = [
+        "library",
+        "version",
+        "model",
+        "network",
+        "its steps/s",
+        "engine's",
+        "engine / library",
+        "a fit besides steps",
+    ]
     lines = ["Peers, one model a series, steps of one model a second:", *(table(head, rows) if rows else ["none"])]
     return lines + [f"{library}: {why}" for library, why in peers["missing"].items()]
 
