@@ -103,7 +103,7 @@ def test_ctrl_c_says_how_to_go_on():
     assert shown.exit_code == 1 and "the same command goes on" in shown.output and "Traceback" not in shown.output
 
 
-@pytest.mark.parametrize("arguments", [["sweeep"], ["doctor", "--nothing"]])
+@pytest.mark.parametrize("arguments", [["sweeep"], ["doctor", "--nothing"], ["doctor", "--set", "width=8"]])
 def test_wrong_usage_is_exit_code_2(arguments):
     assert run(*arguments).exit_code == 2
 

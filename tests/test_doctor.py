@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import time
 import types
 import weakref
@@ -10,8 +11,10 @@ import weakref
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import UnknownName
@@ -66,7 +69,7 @@ def test_a_trial_that_would_take_hours_is_not_begun():
     def spend():
         clock.time += 100
 
-    with pytest.raises(Exception, match="8 pairs would take 1600 s, and 2 were left"):
+    with pytest.raises(Exception, match=r"8 pairs would take 1600\.0 s, and 2\.0 were left"):
         compare(clock, spend, spend, seconds=2)
 
 
@@ -107,7 +110,8 @@ def test_a_fused_optimiser_is_tried_and_taken_back():
     diagnosis = decide(measure(step, seconds=2).numbers)
     settings = [(g["fused"], g["foreach"]) for g in step.optimizer.param_groups]
     states = {p: {k: v.clone() for k, v in s.items()} for p, s in step.optimizer.state.items()}
-    try_fixes(step, diagnosis, seconds=1)
+    gain = next(gain for gain in try_fixes(step, diagnosis, seconds=4) if gain.fix == "fused optimiser")
+    assert gain.low > 0, gain.note
     assert [(g["fused"], g["foreach"]) for g in step.optimizer.param_groups] == settings
     for parameter, state in step.optimizer.state.items():
         assert all(torch.equal(state[k], v) for k, v in states[parameter].items())
@@ -133,6 +137,31 @@ def test_a_card_at_its_power_limit_keeps_its_verdict(held, code):
     diagnosis = decide(numbers, found)
     assert (diagnosis.verdict == "DEVICE_BOUND") == (code != ("THROTTLED_OR_SHARED",))
     assert any("held down in 100%" in text for text in diagnosis.beside) == (code == ("POWER_CAPPED",))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory\nand much more"), "could not be tried: CUDA out of memory"),
+        (NotImplementedError("no such kernel for Half"), "could not be tried: no such kernel for Half"),
+        (ValueError("more than 1 value per channel"), "could not be tried: more than 1 value per channel"),
+        (TypeError("takes 3 positional arguments but 4 were given"), None),
+        (AttributeError("no attribute 'feed'"), None),
+    ],
+)
+def test_a_fix_that_cannot_be_had_is_told_and_a_mistake_in_the_program_is_raised(error, told):
+    def broken(_):
+        raise error
+
+    layer = nn.Linear(8, 8)
+    step = Step(lambda _: layer(torch.ones(8, 8)), device="cpu", variants={"mine": Step(broken, device="cpu")})
+    diagnosis = decide(Numbers(loop=10, cached=10, host=1, device=10))
+    if told:
+        gain = next(gain for gain in try_fixes(step, diagnosis, seconds=0.1) if gain.fix == "mine")
+        assert gain.verdict == told
+    else:
+        with pytest.raises(type(error), match=str(error)):
+            try_fixes(step, diagnosis, seconds=0.1)
 
 
 def test_half_precision_is_tried_on_the_weights_of_each_step():
@@ -209,6 +238,23 @@ def test_a_closed_form_is_measured_as_one_and_has_no_batch():
     found = diagnose(preset_step("ridge_ar", device="cpu"), seconds=2)
     assert found.failure == "" and found.measured.numbers.batch > 1000
     assert not found.predicted.graph and "larger batch" not in {gain.fix for gain in found.gains}
+
+
+SMALL = ("width=8", "batch=8", "context=4", "horizon=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_bill_of_every_preset_holds_gains_and_no_errors(name):
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    for seconds in (1, 15):  # the latter on a loaded machine, where the first says that it wants more
+        shown = CliRunner().invoke(cpbkit, ["doctor", "--preset", name, "--seconds", seconds, *settings])
+        if "give it more" not in shown.output:
+            break
+    assert shown.exit_code == 0, shown.output + repr(shown.exception)
+    assert re.search(r"\n  stack of series +only a trial tells +\d+\.\d\dx  \[\d", shown.output), shown.output
+    wrong = re.compile(r"could not|argument|object|Traceback|Error|error|nan|None")
+    assert not wrong.search(shown.output), shown.output
 
 
 @pytest.mark.gpu

@@ -186,12 +186,10 @@ which_source = _options(
     ),
     click.option("--files", metavar="FOLDER", help="Of your own bars, such as BTCUSDT_15m.csv."),
 )
-change_settings = _options(
-    click.option("--epochs", type=click.IntRange(1), help="At most so many."),
-    click.option(
-        "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
-    ),
+any_setting = click.option(
+    "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
 )
+change_settings = _options(click.option("--epochs", type=click.IntRange(1), help="At most so many."), any_setting)
 which_settings = _options(
     click.option("--preset", type=click.Choice(list(PRESETS)), default="quick", show_default=True), change_settings
 )

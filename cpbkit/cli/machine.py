@@ -2,7 +2,7 @@
 
 import click
 
-from cpbkit.cli.command import Command, as_json, show, status_line
+from cpbkit.cli.command import Command, any_setting, as_json, show, status_line, vary_as_told
 from cpbkit.config.presets import PRESETS
 
 
@@ -11,19 +11,23 @@ from cpbkit.config.presets import PRESETS
     examples=("cpbkit doctor", "cpbkit doctor --preset gru", "cpbkit doctor --claims --json", "cpbkit doctor --inject"),
 )
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Measure a training step of this preset too.")
+@any_setting
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="To measure the step in.")
 @click.option("--claims", is_flag=True, help="Measure the folklore about slow training, claim by claim.")
 @click.option("--inject", is_flag=True, help="Inject known faults, and say how often they are found.")
 @as_json
-def doctor(preset, seconds, claims, inject, as_json):
+def doctor(preset, settings, seconds, claims, inject, as_json):
     """Say what is wrong with the machine, and why a step takes as long as it does."""
     if inject and (claims or preset):
         raise click.UsageError("--inject puts faults into a toy of its own: it goes without --preset and --claims")
+    if settings and not preset:
+        raise click.UsageError("--set changes a preset: it goes with --preset")
+    experiment = vary_as_told(PRESETS[preset], settings) if preset else None
     if claims:
         from cpbkit.gpu_check.claims import judge_claims
         from cpbkit.gpu_check.doctor import preset_step
 
-        step = preset_step(preset) if preset else None
+        step = preset_step(experiment) if experiment else None
         _show_rows(judge_claims(step), as_json, "{key:4} {verdict:20} {claim}\n     {text}")
     elif inject:
         from cpbkit.gpu_check.faults import inject_all, render_faults
@@ -39,7 +43,7 @@ def doctor(preset, seconds, claims, inject, as_json):
 
         with status_line() as say:
             say(f"measuring a step of {preset}, about {seconds:.0f} s")
-            examination = diagnose(preset_step(preset), seconds)
+            examination = diagnose(preset_step(experiment), seconds)
         show(examination.to_dict(), as_json, lambda: render(examination))
         if examination.failure:
             raise click.exceptions.Exit(1)

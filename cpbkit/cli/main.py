@@ -21,7 +21,6 @@ for command in (
     runs.sweep,
     runs.status,
     runs.verdict,
-    runs.forecast,
     runs.report,
     audit.audit,
     bars.series,

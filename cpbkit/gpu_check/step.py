@@ -117,7 +117,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
     if once > seconds / 8:
         raise StepFailed(
             f"one step takes {once:.1f} s, seen in the phase 'first step'; a diagnosis needs more than thirty: "
-            f"hand over a smaller step, or more than {seconds:.0f} seconds"
+            "hand over a smaller step, or give it more time"
         )
     with phase("warm-up"):
         each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
@@ -167,7 +167,7 @@ def _take_turns(step: Step, clock, runs: dict[str, Callable], each: float, secon
     if steps * turns > 4 * seconds:
         raise StepFailed(
             f"a step takes {each:.2f} s, and {steps * BLOCKS * len(runs)} of them are needed to tell host from device: "
-            f"hand over a smaller step, or more than {seconds:.0f} seconds"
+            "hand over a smaller step, or give it more time"
         )
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     memory = []

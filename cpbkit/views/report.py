@@ -15,7 +15,7 @@ from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError
 from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.training_checks import check_results
-from cpbkit.runs.folder import ABOUT, CLOCK, REPORT, RunFolder, tell_stopped
+from cpbkit.runs.folder import ABOUT, CLOCK, MONITOR, REPORT, Run, tell_stopped
 from cpbkit.views.loss import is_synthetic, sweep_figure
 from cpbkit.views.market import passport_figure
 from cpbkit.views.style import DARK, NAMES, counted, duration, label
@@ -31,12 +31,12 @@ INTERVAL_COLUMNS = (
 )
 
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run, finished or not, and return its path: `out`, or `report.html` in the folder.
+def write_report(folder: str | Path) -> Path:
+    """Write `report.html` into a run folder, finished or not, and return its path.
 
     The page opens without a network and is whole or absent. Errors: RunError for a folder that holds no result.
     """
-    run = RunFolder(folder)
+    run = Run(folder)
     experiment, results = run.experiment, run.results()
     if not results:
         raise RunError(
@@ -44,7 +44,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         )
     order = {name: i for i, name in enumerate(experiment.series)}
     results.sort(key=lambda line: order.get(line["series"], len(order)))
-    monitor = run.monitor()
+    path = run.folder / MONITOR
+    monitor = pd.read_parquet(path) if path.exists() else None
     clock, about = (_read(run.folder / name) for name in (CLOCK, ABOUT))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpbkit.views"),
@@ -68,7 +69,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         settings=_settings(run.settled),
         **_origin(about),
     )
-    target = Path(out) if out else run.folder / REPORT
+    target = run.folder / REPORT
     atomic.write_bytes(target, page.encode())
     return target
 
