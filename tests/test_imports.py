@@ -11,7 +11,7 @@ from conftest import ROOT
 # The rooms, from the ground up: a module imports from its own room and from those that stand before it, never after.
 ROOMS = (
     "errors atomic hardware config data indicators windows models training evaluation gpu_check runs hub views bench "
-    "serve cli __main__"
+    "api serve cli __main__"
 ).split()
 ONLY_IMPORTER = {"matplotlib": "cpbkit.views", "ipywidgets": "cpbkit.views"}
 
@@ -89,12 +89,9 @@ def test_heavy_libraries_have_one_importer():
 
 def test_an_init_is_a_docstring():
     for name, path in FILES.items():
-        if path.name == "__init__.py":
-            docstring, *rest = ast.parse(path.read_text(encoding="utf-8")).body
+        if path.name == "__init__.py" and name != "cpbkit":  # the front door, which loads what it is asked for
+            (docstring,) = ast.parse(path.read_text(encoding="utf-8")).body
             assert isinstance(docstring, ast.Expr) and isinstance(docstring.value.value, str), name
-            allowed = ["__version__"] if name == "cpbkit" else []
-            assert [node.targets[0].id for node in rest if isinstance(node, ast.Assign)] == allowed, name
-            assert len(rest) == len(allowed), name
 
 
 @pytest.mark.parametrize("statement", ["import cpbkit", "import cpbkit.config.experiment", "import cpbkit.cli.main"])

@@ -132,12 +132,12 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
     monkeypatch.setitem(PRESETS, "quick", small)
     monkeypatch.setattr("cpbkit.runs.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
-    monkeypatch.setattr(
-        "cpbkit.runs.plan.count_cores", lambda: 1
-    )  # a process of its own would not see the small preset
+    monkeypatch.setattr("cpbkit.runs.plan.count_cores", lambda: 1)  # another process would not see the small preset
+    monkeypatch.setattr("cpbkit.runs.trained.newest_bars", lambda *_: make_market(*SMALL_MARKET))
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
-    assert "BTCUSDT_1h" in capsys.readouterr().out and (tmp_path / "runs/first/report.html").exists()
+    shown = capsys.readouterr().out
+    assert "of 2 beat" in shown and "90% interval" in shown and (tmp_path / "runs/first/report.html").exists()
 
 
 @pytest.fixture

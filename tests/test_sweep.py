@@ -22,7 +22,7 @@ from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.verdicts import judgements, verdicts
 from cpbkit.runs import sweep as module
 from cpbkit.runs import worker
-from cpbkit.runs.folder import Run
+from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.plan import Plan
 from cpbkit.runs.progress import State
 from cpbkit.runs.sweep import sweep
@@ -44,7 +44,7 @@ BY_TIME = ("seconds",)  # of a line: the clock's, not the model's
 
 def lines(folder):
     """The ledger by series, without what the clock wrote."""
-    found = Run(folder).results()
+    found = RunFolder(folder).results()
     assert len({line["series"] for line in found}) == len(found), "a series stands in the ledger twice"
     return {line["series"]: {k: v for k, v in line.items() if k not in BY_TIME} for line in found}
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_other_bars_is_not_gone_on_from(monkeypatch):
 
 def test_a_series_that_ended_on_other_bars_is_kept_and_said(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run")
-    first, *_ = found = Run(undisturbed).results()
+    first, *_ = found = RunFolder(undisturbed).results()
     changed = [json.dumps(first | {"data_sha256": "0" * 64}), *map(json.dumps, found[1:-1])]
     (tmp_path / "run/results.jsonl").write_text("".join(line + "\n" for line in changed))
     said = []
@@ -229,7 +229,7 @@ def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
     sweep(TINY, tmp_path, workers=1, on_progress=hear)
     assert stages[0] == "getting bars" and "computing features" in stages and stages[-1] == "training"
     assert lefts[-1] == pytest.approx(0, abs=0.2 * (time.monotonic() - begun))
-    assert Run(tmp_path).status()["done"] >= 0
+    assert RunFolder(tmp_path).status()["done"] >= 0
 
 
 @pytest.mark.slow
@@ -346,7 +346,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
 def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
     symbols = tuple(f"COIN{i}USDT" for i in range(10_000))
     many = vary(TINY, symbols=symbols)
-    with Run(tmp_path).writing(many) as run:
+    with RunFolder(tmp_path).writing(many) as run:
         for name in many.series[:200]:
             run.finish({"series": name, "status": "done"}, None)
     line = (tmp_path / "results.jsonl").read_bytes().splitlines()[0]
@@ -354,7 +354,7 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
         b"".join(line.replace(b"COIN0USDT", symbol.encode()) + b"\n" for symbol in symbols[:9_999])
     )
     state = State(many, len(many.series))
-    for one in Run(tmp_path).results():
+    for one in RunFolder(tmp_path).results():
         state.add(one)
     assert state.missing == [many.series[-1]] and state.done == 9_999
     plan = Plan([list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, patience=2, devices=["cpu"] * 8)

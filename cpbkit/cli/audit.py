@@ -84,7 +84,7 @@ def audit(folder, twins, calibration, inject, as_json, **given):
 
 
 def _experiment(folder: str | None, preset: str, settings: dict, **given) -> Experiment:
-    from cpbkit.runs.folder import Run
+    from cpbkit.runs.folder import RunFolder
 
     if folder is None:
         first = {"symbols": ("BTCUSDT",), "intervals": ("1h",)}
@@ -92,6 +92,6 @@ def _experiment(folder: str | None, preset: str, settings: dict, **given) -> Exp
     source = click.get_current_context().get_parameter_source("preset")
     if source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError(f"the settings are those of {folder}; leave out --preset, or the run")
-    run = Run(folder).experiment
+    run = RunFolder(folder).experiment
     first = {"symbols": run.data.symbols[:1], "intervals": run.data.intervals[:1]}
     return vary_as_told(run, first | merge_settings(settings, **given))

@@ -21,6 +21,7 @@ for command in (
     runs.sweep,
     runs.status,
     runs.verdict,
+    runs.forecast,
     runs.report,
     audit.audit,
     bars.series,

@@ -12,6 +12,7 @@ from cpbkit.cli.command import (
     Command,
     as_json,
     experiment_of,
+    names,
     run_folder,
     show,
     status_line,
@@ -145,11 +146,11 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
 
 
 def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
-    from cpbkit.runs.folder import REPORT, Run
+    from cpbkit.runs.folder import REPORT, RunFolder
     from cpbkit.runs.sweep import sweep
     from cpbkit.views.live import Terminal
 
-    before, report = len(Run(folder).results()), Run(folder).folder / REPORT
+    before, report = len(RunFolder(folder).results()), RunFolder(folder).folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
     with Terminal() as view:
         results = sweep(experiment, folder, command=command, on_progress=view, **place)
@@ -161,7 +162,7 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
         write_report(folder)
     _show_run(folder, results, as_json)
     if not as_json:
-        spent = sorted(Run(folder).clock().items(), key=lambda stage: -stage[1])
+        spent = sorted(RunFolder(folder).clock().items(), key=lambda stage: -stage[1])
         for where, prefix in (("Time", ""), ("in workers", "worker: ")):
             stages = [(name, s) for name, s in spent if name.startswith("worker: ") == bool(prefix)]
             click.echo(f"{where}: " + ", ".join(f"{name.removeprefix(prefix)} {s:.1f} s" for name, s in stages))
@@ -213,9 +214,9 @@ def _verdict_text(table) -> str:
 @as_json
 def status(folder, as_json):
     """Say how far a run is, and whether it is being worked on."""
-    from cpbkit.runs.folder import Run
+    from cpbkit.runs.folder import RunFolder
 
-    run = Run(folder)
+    run = RunFolder(folder)
     results, series = run.results(), run.experiment.series
     missing = [name for name in series if name not in {line["series"] for line in results}]
     holder, told = run.holder(), run.status()
@@ -250,9 +251,9 @@ def verdict(folders, as_json):
     --set seed=1 --run runs/seed1` makes another.
     """
     from cpbkit.evaluation.verdicts import judgements, seed_spread
-    from cpbkit.runs.folder import Run
+    from cpbkit.runs.folder import RunFolder
 
-    runs = [Run(folder) for folder in folders]
+    runs = [RunFolder(folder) for folder in folders]
     for run in runs:
         if not run.results():
             raise CpbkitError(f"{run.folder} has no finished series yet, of {len(run.experiment.series)}")
@@ -275,3 +276,32 @@ def report(folder):
     from cpbkit.views.report import write_report
 
     click.echo(write_report(folder))
+
+
+@click.command(
+    cls=Command, examples=("cpbkit forecast runs/quick", "cpbkit forecast runs/quick --symbols BTC --bars BTC.csv")
+)
+@run_folder
+@click.option("--symbols", callback=names, help="Such as BTC,ETH.  [default: all that have a model]")
+@click.option("--bars", type=click.Path(exists=True, dir_okay=False), help="Own bars, of the one series chosen.")
+@as_json
+def forecast(folder, symbols, bars, as_json):
+    """Forecast the next bars with the trained models of a run, from the newest closed bars.
+
+    Each forecast stands beside the interval that held in the test split and what the verdict means.
+    """
+    from cpbkit.api import open_run
+    from cpbkit.runs.trained import forecast, newest_bars
+
+    run = open_run(folder)
+    chosen = [name for name in run if symbols is None or name.rpartition("_")[0] in symbols]
+    if not chosen:
+        raise CpbkitError(f"{folder} has no model of {', '.join(symbols or ())}; it has {', '.join(run) or 'none'}")
+    if bars and len(chosen) > 1:
+        raise click.UsageError(f"--bars goes with one series; choose one of {', '.join(chosen)}")
+    models = [run[name] for name in chosen]
+    with status_line() as say:
+        say("getting the newest bars")
+        found = forecast(models, {chosen[0]: bars} if bars else newest_bars(models))
+    document = {name: one.to_dict() for name, one in found.items()}
+    show(document, as_json, lambda: "\n\n".join(map(str, found.values())))

@@ -18,7 +18,7 @@ OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
 class Data:
     """Which bars."""
 
-    source: str = "binance"  # binance | files | synthetic
+    source: str = "binance"  # binance | files | synthetic | given (as frames, in Python)
     files: str = ""  # the folder of the files, one a series: BTCUSDT_15m.csv, or any other type that read_klines knows
     market: str = "spot"  # spot | um (USD-M futures)
     symbols: tuple[str, ...] = SYMBOLS  # exchange symbols
@@ -29,7 +29,7 @@ class Data:
     tickers: tuple[str, ...] = ()  # context series of Yahoo: each gives the features TICKER_close and TICKER_return
 
     def __post_init__(self):
-        check_name("source", self.source, ("binance", "files", "synthetic"))
+        check_name("source", self.source, ("binance", "files", "synthetic", "given"))
         if (self.source == "files") != bool(self.files):
             raise CpbkitError(f"source 'files' goes with the folder of the files; got {self.source!r}, {self.files!r}")
         check_name("market", self.market, ("spot", "um"))
@@ -176,7 +176,11 @@ def to_json(experiment: Experiment) -> str:
 
 def from_json(text: str) -> Experiment:
     """Read what `to_json` wrote; a setting this version does not know is an error, not a guess."""
-    raw = json.loads(text)
+    return from_dict(json.loads(text))
+
+
+def from_dict(raw: dict) -> Experiment:
+    """Build an experiment from the plain types that `dataclasses.asdict` and JSON make of one."""
     parts = {}
     for name, cls in PARTS.items():
         known = {f.name for f in dataclasses.fields(cls)}

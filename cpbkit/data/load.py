@@ -5,6 +5,7 @@ from collections.abc import Callable
 from cpbkit.config.experiment import Data, Experiment
 from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
+from cpbkit.errors import DataError
 
 
 def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:
@@ -16,6 +17,8 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
     elif data.source == "files":
         tell("reading files")
         bars = files.read_folder(data.files, experiment.series)
+    elif data.source == "given":
+        raise DataError("the bars of this run were given as frames; give them again: sweep(..., data=frames)")
     else:
 
         def progress(done: int, total: int, size: int, text: str) -> None:

@@ -92,6 +92,7 @@ def judge_intervals(
         times = series.times[splits.test[[block[-1] for block in blocks]]]
         found[head] = {
             "nominal": 1 - ALPHA,
+            "half_width": (intervals.half[-1] / scale).tolist(),  # (H, K) of y, in force at the end of test
             "coverage": float(inside.mean()),
             "coverage_wild": float(inside[wildness >= np.quantile(wildness, 1 - WILD)].mean()),
             "coverage_worst_step": float(intervals.inside.mean(axis=(0, 2)).min()),

@@ -7,12 +7,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
 from cpbkit import __version__, atomic
 from cpbkit.config.experiment import Experiment, difference, from_json, to_json, vary
 from cpbkit.errors import RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXPERIMENT, LEDGER, ABOUT = "experiment.json", "results.jsonl", "about.json"
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
@@ -29,7 +33,7 @@ def tell_stopped(results: Sequence[Mapping]) -> str:
     return f"{stopped} of {len(results)} stopped when the time was up, and may have had more to learn"
 
 
-class Run:
+class RunFolder:
     """One run folder. Reading needs no lock; `writing` holds it."""
 
     def __init__(self, folder: str | os.PathLike):
@@ -56,7 +60,7 @@ class Run:
         return vary(self.experiment, **{name: plan[name] for name in SETTLED if name in plan})
 
     @contextmanager
-    def writing(self, experiment: Experiment) -> Iterator["Run"]:
+    def writing(self, experiment: Experiment) -> Iterator["RunFolder"]:
         """Hold the folder for one sweep; make it, or check that it is this experiment's once anything was begun.
 
         Errors: RunError when another sweep holds it, or when it belongs to other settings; OSError from the disk.
@@ -141,6 +145,13 @@ class Run:
         """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before one."""
         path = self.folder / STATUS
         return json.loads(path.read_text()) if path.exists() else {}
+
+    def monitor(self) -> "pd.DataFrame | None":
+        """Read what was seen of memory and load over all starts; None before the first end."""
+        import pandas as pd  # here, since `status` and others do without it
+
+        path = self.folder / MONITOR
+        return pd.read_parquet(path) if path.exists() else None
 
     def clock(self) -> dict[str, float]:
         """Return the seconds of each stage, over all starts of this run; `worker: ...` are inside "training"."""

@@ -21,7 +21,7 @@ from cpbkit.hardware import provenance
 from cpbkit.hardware.monitor import Monitor
 from cpbkit.runs import executors
 from cpbkit.runs.clock import Clock
-from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, Run
+from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, RunFolder
 from cpbkit.runs.plan import Plan, find_places, make_plan
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
@@ -55,7 +55,7 @@ def sweep(
     """
     check_name("executor", executor, ("processes", "local", "ray"))
     deadline = None if minutes is None else time.time() + 60 * minutes
-    run, clock = Run(folder), Clock()
+    run, clock = RunFolder(folder), Clock()
     state = State(experiment, len(experiment.series))
     with run.writing(experiment), Monitor() as state.watch:
         for line in run.results():
@@ -214,7 +214,7 @@ def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, 
     return series, failed
 
 
-def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
+def _units(run: RunFolder, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
     here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
     missing = set(state.missing)
@@ -236,7 +236,7 @@ def _units(run: Run, state: State, plan: Plan, series: dict[str, Series], deadli
     return units
 
 
-def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Callable[[str], None]:
+def _teller(run: RunFolder, state: State, on_progress: Callable[[State], None]) -> Callable[[str], None]:
     """Return the function that tells the caller, and now and then the run folder, what is going on."""
     told = -math.inf
 
@@ -256,13 +256,13 @@ def _teller(run: Run, state: State, on_progress: Callable[[State], None]) -> Cal
     return tell
 
 
-def _keep(run: Run, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:
+def _keep(run: RunFolder, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:
     line = line | {"passport": bars[line["series"]].passport.to_dict()}
     run.finish(line, model)
     state.add(line)
 
 
-def _read_plan(run: Run) -> Plan | None:
+def _read_plan(run: RunFolder) -> Plan | None:
     """Return the plan this run started with."""
     path = run.folder / PLAN
     if not path.exists():
@@ -273,11 +273,11 @@ def _read_plan(run: Run) -> Plan | None:
         raise RunError(f"{path} must be a plan of this version of cpbkit; {error}. Take another folder") from None
 
 
-def _write_plan(run: Run, plan: Plan) -> None:
+def _write_plan(run: RunFolder, plan: Plan) -> None:
     atomic.write_bytes(run.folder / PLAN, json.dumps(dataclasses.asdict(plan), indent=2).encode())
 
 
-def _save_monitor(run: Run, frame: pd.DataFrame) -> None:
+def _save_monitor(run: RunFolder, frame: pd.DataFrame) -> None:
     """Add the samples since this start to those of earlier ones."""
     path = run.folder / MONITOR
     if path.exists():

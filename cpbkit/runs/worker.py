@@ -227,6 +227,10 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "features": series.features,
         "targets": series.targets,
         "scaler": {name: _numbers(value) for name, value in dataclasses.asdict(scaler).items()},
+        "intervals": {
+            head: {name: held[name] for name in ("nominal", "coverage", "half_width")}
+            for head, held in line["intervals"].items()
+        },
         "dates": line["dates"],
         "data_sha256": line["data_sha256"],
     }

@@ -15,7 +15,7 @@ from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError
 from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.training_checks import check_results
-from cpbkit.runs.folder import ABOUT, CLOCK, MONITOR, REPORT, Run, tell_stopped
+from cpbkit.runs.folder import ABOUT, CLOCK, REPORT, RunFolder, tell_stopped
 from cpbkit.views.loss import is_synthetic, sweep_figure
 from cpbkit.views.market import passport_figure
 from cpbkit.views.style import DARK, NAMES, counted, duration, label
@@ -31,12 +31,12 @@ INTERVAL_COLUMNS = (
 )
 
 
-def write_report(folder: str | Path) -> Path:
-    """Write `report.html` into a run folder, finished or not, and return its path.
+def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path: `out`, or `report.html` in the folder.
 
     The page opens without a network and is whole or absent. Errors: RunError for a folder that holds no result.
     """
-    run = Run(folder)
+    run = RunFolder(folder)
     experiment, results = run.experiment, run.results()
     if not results:
         raise RunError(
@@ -44,8 +44,7 @@ def write_report(folder: str | Path) -> Path:
         )
     order = {name: i for i, name in enumerate(experiment.series)}
     results.sort(key=lambda line: order.get(line["series"], len(order)))
-    path = run.folder / MONITOR
-    monitor = pd.read_parquet(path) if path.exists() else None
+    monitor = run.monitor()
     clock, about = (_read(run.folder / name) for name in (CLOCK, ABOUT))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpbkit.views"),
@@ -69,7 +68,7 @@ def write_report(folder: str | Path) -> Path:
         settings=_settings(run.settled),
         **_origin(about),
     )
-    target = run.folder / REPORT
+    target = Path(out) if out else run.folder / REPORT
     atomic.write_bytes(target, page.encode())
     return target
 

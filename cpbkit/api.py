@@ -1,0 +1,224 @@
+"""The front door: start a run or open one, look at what it found, use its models."""
+
+import hashlib
+import html
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from cpbkit.config.experiment import Experiment, to_json, vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.data import binance
+from cpbkit.data.klines import Klines, split_name, validate
+from cpbkit.errors import RunError, check_name
+from cpbkit.evaluation.verdicts import Judgement, Verdict, headline, judgements, verdict_table, verdicts
+from cpbkit.runs import trained
+from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.sweep import sweep as run_sweep
+from cpbkit.runs.trained import Bars, Forecast, TrainedModel
+
+MEANING = {  # of a verdict, for who would act on it
+    "BEATS": "better than {floor} in the test split, by {skill:+.2f} % of RMSE",
+    "TIES": "ties {floor}: this is no edge",
+    "LOSES": "worse than {floor}: take the naive forecast",
+}
+
+
+class Run:
+    """A run folder, finished or not: its settings, results, verdicts and trained models by name."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self._folder = RunFolder(folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies."""
+        return self._folder.folder
+
+    @property
+    def experiment(self) -> Experiment:
+        """Its settings. Errors: RunError where there is no run."""
+        return self._folder.experiment
+
+    @property
+    def results(self) -> list[dict]:
+        """The lines of its ledger, one for each finished series."""
+        return self._folder.results()
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of all its series, `BTCUSDT_1h`, finished or not."""
+        return self.experiment.series
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}): {self.experiment.preset}, {len(self.results)} of {len(self.series)} done"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(line["series"] for line in self.results if line["status"] == "done")
+
+    def __getitem__(self, series: str) -> TrainedModel:
+        """Return the trained model of a series. Errors: UnknownName, RunError where it has none."""
+        check_name("series", series, self.series)
+        path = self.folder / "models" / f"{series}.safetensors"
+        if not path.exists():
+            raise RunError(f"{self.folder} has no model of {series} yet; {self!r}")
+        return TrainedModel.read(path.read_bytes(), self._meaning().get(series, ""))
+
+    def verdicts(self) -> "Verdicts":
+        """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
+        if not self.results:
+            raise RunError(f"{self.folder} has no finished series yet, of {len(self.series)}")
+        by_head = judgements(line for line in self.results if line["status"] == "done")
+        lost = len(self.results) - sum(line["status"] == "done" for line in self.results)
+        lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
+        return Verdicts(verdict_table(by_head), tuple(lines))
+
+    def plot(self):
+        """Return the figure of the run: a loss panel for each series, memory and load below."""
+        from cpbkit.views.loss import sweep_figure
+
+        return sweep_figure(self.results, self._folder.monitor(), self.series)
+
+    def report(self, out: str | os.PathLike | None = None) -> "Link":
+        """Write the report, one HTML file, and return a link to it."""
+        from cpbkit.views.report import write_report
+
+        return Link(write_report(self.folder, out))
+
+    def forecast(self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None) -> dict[str, Forecast]:
+        """Forecast the next bars of every finished series, as one stack.
+
+        bars: by series; None fetches the newest closed ones. Errors: as `TrainedModel.forecast`.
+        """
+        models = [self[name] for name in self if bars is None or name in bars]
+        return trained.forecast(models, trained.newest_bars(models, now) if bars is None else bars, now)
+
+    def _meaning(self) -> dict[str, str]:
+        """Say by series what its verdict means; of several heads the first."""
+        by_head = judgements(line for line in self.results if line["status"] == "done")
+        group = next(iter(by_head.values()), {})
+        return {name: _meaning(verdict, group[name]) for name, verdict in verdicts(group).items()}
+
+
+def _meaning(verdict: Verdict, judgement: Judgement) -> str:
+    text = MEANING.get(verdict.word, "{reason}")
+    return f"{verdict.word}: " + text.format(
+        floor=judgement.best_floor, skill=100 * judgement.skill, reason=verdict.reason
+    )
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The verdict of each model, the best first; shown as a styled table in a notebook."""
+
+    table: pd.DataFrame
+    headlines: tuple[str, ...]  # one for each head
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the numbers: a row per series and head."""
+        return self.table
+
+    def __str__(self) -> str:
+        return "\n".join([self.table.to_string(index=False), *self.headlines])
+
+    def _repr_html_(self) -> str:
+        from cpbkit.views.tables import verdict_html
+
+        return verdict_html(self.table, self.headlines)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A file that was written, shown in a notebook as a link to it."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        near = os.path.relpath(self.path)
+        return f'<a href="{html.escape(near)}" target="_blank">{html.escape(near)}</a>'
+
+
+def sweep(
+    preset: str | Experiment = "quick",
+    *,
+    folder: str | os.PathLike | None = None,
+    data: Mapping[str, Bars] | None = None,
+    quiet: bool = False,
+    **given,
+) -> Run:
+    """Train and judge a model for every series, and return the run; stopped at any moment, the same call goes on.
+
+    preset: a name of `presets()`, or an Experiment. folder: of the run; by default named after the settings, so that
+    a change begins a new run and a repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`,
+    instead of fetched ones. given: settings by their flat name (symbols, intervals, start, end, epochs, ...), and
+    what says where it runs: executor, workers, minutes.
+    Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
+    """
+    place = {name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given}
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if data is not None:
+        pairs = [split_name(name) for name in data]
+        settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
+        settings["intervals"] = tuple(dict.fromkeys(interval for _, interval in pairs))
+        place["klines"] = lambda *_: _own_bars(data)
+    base = PRESETS[check_name("preset", preset, PRESETS)] if isinstance(preset, str) else preset
+    experiment = vary(base, **settings)
+    folder = Path(folder or Path("runs") / name_run(experiment))
+    if not quiet:
+        from cpbkit.views.live import live
+
+        place["on_progress"] = live(experiment, folder.name)
+    run_sweep(experiment, folder, **place)
+    return Run(folder)
+
+
+def _own_bars(data: Mapping[str, Bars]) -> dict[str, Klines]:
+    now = pd.Timestamp.now("UTC")
+    return {
+        name: bars if isinstance(bars, Klines) else validate(bars, name, source="given", now=now)
+        for name, bars in data.items()
+    }
+
+
+def name_run(experiment: Experiment) -> str:
+    """Name a run after its settings: `quick-3f2a91`; any change gives another name."""
+    return f"{experiment.preset}-{hashlib.sha256(to_json(experiment).encode()).hexdigest()[:6]}"
+
+
+def open_run(folder: str | os.PathLike) -> Run:
+    """Open a run folder, finished or not. Errors: RunError where there is none."""
+    run = Run(folder)
+    run.experiment  # noqa: B018  # says at once where there is no run
+    return run
+
+
+def fetch(symbols, intervals, start: str, end: str, market: str = "spot") -> dict[str, Klines]:
+    """Fetch bars of the venue, checked and cached: Klines by series name; `.frame` is the table.
+
+    start, end: UTC days, both inclusive. Errors: as `cpbkit.data.binance.fetch_klines`.
+    """
+    return binance.fetch_klines(symbols, intervals, start, end, market=market)
+
+
+def presets() -> pd.DataFrame:
+    """Return the presets by name: network, width, context and horizon in bars, targets."""
+    rows = {
+        name: {
+            "network": e.model.name,
+            "width": e.model.width,
+            "context": e.task.context,
+            "horizon": e.task.horizon,
+            "targets": ", ".join(e.task.targets),
+        }
+        for name, e in PRESETS.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")

@@ -1,0 +1,227 @@
+"""Trained models in use: from closed bars to the next ones, with the interval that held in the test split."""
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from cpbkit.config.experiment import Experiment, from_dict
+from cpbkit.data import binance, files, synthetic
+from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
+from cpbkit.errors import DataError, RunError
+from cpbkit.models import zoo
+from cpbkit.training import checkpoint
+from cpbkit.windows.scaling import Scaler
+from cpbkit.windows.series import Series, from_klines
+
+HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
+Bars = Klines | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The next bars of one series, with a prediction interval."""
+
+    series: str
+    frame: pd.DataFrame  # H rows by bar start (UTC); for each target its level, and target_low and target_high
+    last_bar: pd.Timestamp  # start of the last closed bar that the model saw, UTC
+    last: dict[str, float]  # the level of each target then: what persistence forecasts
+    nominal: float | None  # share of bars that the interval should hold; None where the model knows no interval
+    coverage: float | None  # share that it held in the test split
+    verdict: str = ""  # what the test split said of this model, in a sentence
+    synthetic: bool = False
+
+    def to_dict(self) -> dict:
+        """Return plain JSON types; times as `2025-03-01T00:00`, UTC."""
+        rows = self.frame.assign(time=self.frame.index.strftime("%Y-%m-%dT%H:%M")).to_dict(orient="records")
+        told = {name: getattr(self, name) for name in ("series", "last", "nominal", "coverage", "verdict", "synthetic")}
+        return {**told, "last_bar": f"{self.last_bar:%Y-%m-%dT%H:%M}", "bars": rows}
+
+    def __str__(self) -> str:
+        table = self.frame.to_string(float_format="{:,.6g}".format)
+        lines = [f"{self.series}, from the bar of {self.last_bar:%Y-%m-%d %H:%M} UTC", table]
+        if self.synthetic:
+            lines[0] += "  (synthetic: no market)"
+        if self.nominal is None:
+            lines.append("no interval: this model was saved without one")
+        else:
+            lines.append(f"low to high: a {self.nominal:.0%} interval, which held {self.coverage:.1%} of the test bars")
+        return "\n".join(filter(None, [*lines, self.verdict]))
+
+    def _repr_html_(self) -> str:
+        head, *rest = str(self).split("\n")
+        after = rest[len(self.frame) + 2 :]  # the table's two head rows come before its H rows
+        notes = "<br>".join(after)
+        return f"<div><b>{head}</b>{self.frame.style.format('{:,.6g}').to_html()}<small>{notes}</small></div>"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One trained model with all that a forecast needs: settings, weights, the scaler of its train split."""
+
+    series: str  # BTCUSDT_15m
+    experiment: Experiment
+    weights: dict[str, Tensor]
+    scaler: Scaler
+    intervals: Mapping[str, Mapping] = field(default_factory=dict)  # head -> nominal, coverage, half_width (H, K)
+    verdict: str = ""
+    synthetic: bool = False
+    about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprint of its bars
+
+    @classmethod
+    def read(cls, content: bytes, verdict: str = "") -> "TrainedModel":
+        """Read a model file of a run. Errors: RunError for bytes that are no model of the kit."""
+        weights, about = checkpoint.load(content)
+        try:
+            raw = about["scaler"]
+            ends = ((raw["lowest"], -math.inf), (raw["highest"], math.inf))
+            lowest, highest = (np.array([end if x is None else x for x in row]) for row, end in ends)
+            scaler = Scaler(
+                np.array(raw["input_mean"]),
+                np.array(raw["input_std"]),
+                lowest,
+                highest,
+                np.array(raw["target_scale"]),
+                math.inf if raw["clip"] is None else raw["clip"],
+            )
+            return cls(
+                about["series"],
+                from_dict(about["experiment"]),
+                weights,
+                scaler,
+                about.get("intervals", {}),
+                verdict,
+                about["synthetic"],
+                {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256")},
+            )
+        except (KeyError, TypeError) as error:
+            raise RunError(f"these bytes are no model of cpbkit: {error}") from error
+
+    def forecast(self, klines: Bars | None = None, now: pd.Timestamp | None = None) -> Forecast:
+        """Forecast the bars after the last closed one.
+
+        klines: bars of this series: Klines, a frame as `fetch` gives, or a file; None fetches the newest from the
+        source of the training. now: the time by which bars count as closed, of the clock by default.
+        Errors: DataError for bars that do not fit, SourceError where none can be fetched.
+        """
+        bars = newest_bars([self], now) if klines is None else {self.series: klines}
+        return forecast([self], bars, now)[self.series]
+
+
+def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None) -> dict[str, Klines]:
+    """Fetch the newest closed bars of models of one run, as many as a forecast needs.
+
+    Errors: DataError for bars that came from files, which must be given; SourceError.
+    """
+    data, task = models[0].experiment.data, models[0].experiment.task
+    now = now or pd.Timestamp.now("UTC")
+    if data.source in ("files", "given"):
+        origin = "read from own files" if data.source == "files" else "given as frames"
+        raise DataError(f"the bars of {models[0].series} were {origin}; give the newest ones too")
+    names = [split_name(model.series) for model in models]
+    found: dict[str, Klines] = {}
+    for interval in dict.fromkeys(interval for _, interval in names):
+        symbols = [symbol for symbol, each in names if each == interval]
+        reach = pd.Timedelta(seconds=(task.context + HISTORY) * INTERVAL_SECONDS[interval])
+        days = str((now - reach).date()), str(now.date())
+        if data.source == "synthetic":
+            yesterday = str((now - pd.Timedelta(days=1)).date())  # whole days, all of them closed
+            found |= synthetic.make_market(symbols, [interval], data.start or days[0], yesterday, data.seed)
+        else:
+            found |= binance.fetch_klines(symbols, [interval], *days, market=data.market)
+    return found
+
+
+def forecast(
+    models: Iterable[TrainedModel], bars: Mapping[str, Bars], now: pd.Timestamp | None = None
+) -> dict[str, Forecast]:
+    """Forecast the series of all models; those of one experiment are computed as one stack.
+
+    bars: by series. Errors: DataError, with the rule, for bars that do not fit.
+    """
+    now = now or pd.Timestamp.now("UTC")
+    groups: dict[tuple, list[TrainedModel]] = {}
+    for model in models:
+        groups.setdefault((model.experiment.task, model.experiment.model), []).append(model)
+    found = {}
+    for group in groups.values():
+        columns = [_columns(model, bars[model.series], now) for model in group]
+        for model, series, y in zip(group, columns, _compute(group, columns), strict=True):
+            found[model.series] = _in_levels(model, series, y)
+    return found
+
+
+def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
+    """Return the columns of the given bars, of which the last `context` rows are what the model sees."""
+    task = model.experiment.task
+    klines = given
+    if isinstance(given, str | os.PathLike):
+        klines = files.read_klines(given)
+    elif isinstance(given, pd.DataFrame):
+        klines = validate(given, model.series, source="given", now=now)
+    if klines.passport.series != model.series:
+        raise DataError(f"bars must be of the model's series {model.series}; got {klines.passport.series}")
+    step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(model.series)[1]])
+    if klines.passport.unfinished or klines.frame.index[-1] + step > now:
+        raise DataError(f"{model.series}: every bar must be closed by {now:%Y-%m-%d %H:%M} UTC; drop the last one")
+    series = from_klines(klines, task)
+    together = int((series.segment == series.segment[-1]).sum())
+    if len(series) < task.context:
+        raise DataError(
+            f"{model.series}: a forecast needs {task.context} bars after the indicators' warm-up; "
+            f"got {len(series)} from {len(klines.frame)} bars. Give a longer range"
+        )
+    if together < task.context:
+        gap = series.times[-together]
+        raise DataError(
+            f"{model.series}: the last {task.context} bars must be without a gap; "
+            f"bars are missing before {gap.astype('datetime64[m]')!s}"
+        )
+    return series
+
+
+@torch.no_grad()
+def _compute(models: Sequence[TrainedModel], columns: Sequence[Series]) -> np.ndarray:
+    """Return y of each model for its last origin, in the unit of the series: (M, H, K)."""
+    first = models[0].experiment
+    net = zoo.build(len(models), first.task, first.model)
+    for name, parameter in net.named_parameters():
+        parameter.data = torch.stack([model.weights[name] for model in models])
+    dtype = next(net.parameters()).dtype
+    scaled = [m.scaler.inputs(s.inputs[-first.task.context :]) for m, s in zip(models, columns, strict=True)]
+    last = [(s.levels[-1] - s.anchors[-1]) / m.scaler.target_scale for m, s in zip(models, columns, strict=True)]
+    x, last = (torch.as_tensor(np.stack(rows)[:, None], dtype=dtype) for rows in (scaled, last))
+    y = net.eval()(x, last)[:, 0].double().numpy()  # (M, 1, L, C), (M, 1, K) -> (M, H, K)
+    return y * np.stack([model.scaler.target_scale for model in models])[:, None]
+
+
+def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
+    """Turn y (H, K) of the last row into levels, prices where y is a log change, with their interval."""
+    back = np.exp if series.unit == "bp" else np.asarray
+    anchor, step = series.anchors[-1], np.timedelta64(series.step_seconds, "s")
+    half = np.full_like(y, np.nan)
+    for head, known in model.intervals.items():
+        half[:, [k for k, owner in enumerate(series.heads) if owner == head]] = known["half_width"]
+    times = pd.DatetimeIndex(series.times[-1] + step * np.arange(1, len(y) + 1), name="open_time").tz_localize("UTC")
+    table = {}
+    for k, target in enumerate(series.targets):
+        table[target] = back(anchor[k] + y[:, k])
+        if model.intervals:
+            table[f"{target}_low"] = back(anchor[k] + y[:, k] - half[:, k])
+            table[f"{target}_high"] = back(anchor[k] + y[:, k] + half[:, k])
+    known = next(iter(model.intervals.values()), {})
+    return Forecast(
+        series=model.series,
+        frame=pd.DataFrame(table, index=times),
+        last_bar=pd.Timestamp(series.times[-1], tz="UTC"),
+        last=dict(zip(series.targets, back(series.levels[-1]).tolist(), strict=True)),
+        nominal=known.get("nominal"),
+        coverage=known.get("coverage"),
+        verdict=model.verdict,
+        synthetic=model.synthetic,
+    )

@@ -1,0 +1,32 @@
+"""Tables as a notebook shows them: units, colours, and no column that is cut."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from markupsafe import escape
+
+COLOURS = {"BEATS": "#1a7f4b", "TIES": "#7a7a7a", "LOSES": "#c0392b"}  # readable on white and on dark grey
+
+
+def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
+    """Show `verdict_table` with the columns a person decides by, the verdict in colour."""
+    shown = pd.DataFrame(
+        {
+            "series": table["series"],
+            "head": table["head"],
+            "verdict": table["verdict"],
+            "skill %": table["skill %"].map("{:+.2f}".format),
+            "95 % interval": [f"{a:+.2f} to {b:+.2f}" for a, b in zip(table["low %"], table["high %"], strict=True)],
+            "p": table["p"].map("{:.3f}".format),
+            "against": table["best floor"],
+            "RMSE": [f"{value:.4g} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
+            "naive RMSE": table["floor rmse"].map("{:.4g}".format),
+            "windows": table["windows"],
+        }
+    )
+    styler = shown.style.hide(axis="index").map(_colour, subset=["verdict"])
+    return styler.to_html() + "".join(f"<p><b>{escape(line)}</b></p>" for line in headlines)
+
+
+def _colour(word: str) -> str:
+    return f"color: {COLOURS.get(word, '#b7791f')}; font-weight: 600"

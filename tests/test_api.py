@@ -1,0 +1,186 @@
+"""The front door: what a person gets from a run, and that a trained model forecasts as it did in training."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import cpbkit as cpb
+from cpbkit.cli.main import cpbkit
+from cpbkit.config.presets import PRESETS
+from cpbkit.data.synthetic import make_market
+from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
+from cpbkit.models import zoo
+from cpbkit.training.loop import forecast
+from cpbkit.windows.series import from_klines
+from cpbkit.windows.windows import Windows
+
+SETTINGS = {
+    "context": 12,
+    "horizon": 3,
+    "width": 8,
+    "epochs": 2,
+    "steps": 20,
+    "targets": ("close", "high"),
+    "target_weights": (1.0, 1.0),
+}
+NAMES = "BTCUSDT_1h", "ETHUSDT_1h"
+LATER = pd.Timestamp("2025-06-01", tz="UTC")
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return make_market(["BTCUSDT", "ETHUSDT"], ["1h"], "2025-01-01", "2025-01-31")
+
+
+@pytest.fixture(scope="module")
+def run(bars, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("door") / "run"
+    return cpb.sweep("quick", data=bars, folder=folder, executor="local", quiet=True, **SETTINGS)
+
+
+def trained_forecasts(run, klines):
+    """What the network gives at every origin of the test split, by the way of the training: levels (W, H, K)."""
+    model, name = run[klines.passport.series], klines.passport.series
+    series = from_klines(klines, model.experiment.task)
+    windows = Windows([series], model.experiment.task, "cpu", next(iter(model.weights.values())).dtype)
+    net = zoo.restore(model.experiment.task, model.experiment.model, model.weights)
+    y = forecast(net, windows, "test", [0])[0]
+    assert series.name == name
+    rows = windows.splits[0].test
+    return rows, np.exp(series.anchors[rows][:, None] + y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_forecast_is_that_of_the_training(run, bars, name):
+    rows, levels = trained_forecasts(run, bars[name])
+    for i in (0, len(rows) // 2, len(rows) - 1):
+        given = bars[name].frame.iloc[: rows[i] + 2]  # the first return needs a bar before it, so row 0 is bar 1
+        found = run[name].forecast(given, now=LATER)
+        assert found.frame[["close", "high"]].to_numpy() == pytest.approx(levels[i], rel=1e-6)
+        assert found.last_bar == given.index[-1] and found.last["close"] == pytest.approx(given["close"].iloc[-1])
+        assert list(found.frame.index) == list(pd.date_range(given.index[-1], periods=4, freq="1h")[1:])
+
+
+def test_many_series_are_forecast_as_each_alone(run, bars):
+    together = run.forecast(bars, now=LATER)
+    assert tuple(together) == NAMES
+    for name, found in together.items():
+        pd.testing.assert_frame_equal(found.frame, run[name].forecast(bars[name], now=LATER).frame, rtol=1e-6)
+
+
+def test_the_interval_lies_around_the_forecast_and_says_what_it_held(run, bars):
+    found = run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"], now=LATER)
+    line = next(line for line in run.results if line["series"] == "BTCUSDT_1h")
+    held = line["intervals"]["price"]
+    assert (found.nominal, found.coverage) == (0.9, held["coverage"])
+    half = np.array(held["half_width"])  # (H, K)
+    for k, target in enumerate(("close", "high")):
+        frame = found.frame
+        assert np.log(frame[f"{target}_high"] / frame[target]).to_numpy() == pytest.approx(half[:, k])
+        assert np.log(frame[target] / frame[f"{target}_low"]).to_numpy() == pytest.approx(half[:, k])
+    assert "90% interval" in str(found) and found.verdict.split(":")[0] in str(found)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda frame: frame.drop(frame.index[-4]), "must be without a gap; bars are missing before"),
+        (lambda frame: frame.iloc[-9:], "needs 12 bars"),
+        (lambda frame: frame.iloc[::4], "1h"),
+        (lambda frame: frame.drop(columns="close"), "close missing"),
+    ],
+)
+def test_bars_that_do_not_fit_are_refused_with_the_rule(run, bars, spoil, words):
+    with pytest.raises(DataError, match=words):
+        run["BTCUSDT_1h"].forecast(spoil(bars["BTCUSDT_1h"].frame), now=LATER)
+
+
+def test_bars_of_another_series_and_a_bar_that_is_not_closed_are_refused(run, bars):
+    with pytest.raises(DataError, match="must be of the model's series BTCUSDT_1h; got ETHUSDT_1h"):
+        run["BTCUSDT_1h"].forecast(bars["ETHUSDT_1h"], now=LATER)
+    last = bars["BTCUSDT_1h"].frame.index[-1]
+    with pytest.raises(DataError, match="must be closed"):
+        run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"].frame, now=last + pd.Timedelta(minutes=59))
+    run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"].frame, now=last + pd.Timedelta(minutes=60))
+
+
+def test_a_run_shows_what_it_found(run, tmp_path):
+    found = run.verdicts()
+    assert len(found.to_frame()) == 2 and "of 2" in str(found)
+    page = found._repr_html_()
+    assert all(name in page for name in NAMES) and "95 % interval" in page
+    link = run.report(tmp_path / "out.html")
+    assert "<html" in (tmp_path / "out.html").read_text() and 'href="' in link._repr_html_()
+    assert not (run.folder / "report.html").exists(), "the report went elsewhere"
+    assert run.plot().png().startswith(b"\x89PNG")
+    assert repr(run).endswith("quick, 2 of 2 done") and list(run) == list(NAMES)
+
+
+def test_a_run_is_opened_by_its_folder_and_says_what_it_lacks(run, tmp_path):
+    again = cpb.open_run(run.folder)
+    assert again.experiment == run.experiment and again.results == run.results
+    with pytest.raises(RunError, match="is no run folder"):
+        cpb.open_run(tmp_path)
+    with pytest.raises(UnknownName, match="nearest: BTCUSDT_1h"):
+        again["BTCUSDT"]
+    model = run.folder / "models" / "ETHUSDT_1h.safetensors"
+    kept = model.read_bytes()
+    model.unlink()
+    with pytest.raises(RunError, match="no model of ETHUSDT_1h"):
+        again["ETHUSDT_1h"]
+    model.write_bytes(kept[:-100])
+    with pytest.raises(RunError, match="no model"):
+        again["ETHUSDT_1h"]
+    model.write_bytes(kept)
+
+
+def test_a_change_of_settings_begins_another_run_and_a_repeat_finds_the_old(bars, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = SETTINGS | {"epochs": 1, "steps": 2}
+    one = {"BTCUSDT_1h": bars["BTCUSDT_1h"].frame}
+    first = cpb.sweep("quick", data=one, executor="local", quiet=True, **settings)
+    again = cpb.sweep("quick", data=one, executor="local", quiet=True, **settings)
+    other = cpb.sweep("quick", data=one, executor="local", quiet=True, **settings | {"steps": 3})
+    assert first.folder == again.folder != other.folder
+    assert first.results == again.results
+
+
+def test_the_terminal_forecasts_with_the_same_words(run, bars, tmp_path):
+    path = tmp_path / "BTCUSDT_1h.csv"
+    bars["BTCUSDT_1h"].frame.to_csv(path)
+    told = CliRunner().invoke(cpbkit, ["forecast", str(run.folder), "--symbols", "BTC", "--bars", str(path), "--json"])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)["BTCUSDT_1h"]
+    assert found["bars"][0]["time"] == "2025-02-01T00:00" and found["verdict"]
+    want = run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"], now=LATER).frame["close"].iloc[0]
+    assert found["bars"][0]["close"] == pytest.approx(want, rel=1e-6)
+    wrong = CliRunner().invoke(cpbkit, ["forecast", str(run.folder)])
+    assert wrong.exit_code == 1 and "given as frames" in wrong.output
+
+
+def test_the_synthetic_market_is_forecast_from_its_last_whole_day(tmp_path):
+    where = {"source": "synthetic", "symbols": ["BTCUSDT"], "intervals": ["1h"], "start": "2025-01-01"}
+    run = cpb.sweep("quick", folder=tmp_path, executor="local", quiet=True, end="2025-01-31", **where, **SETTINGS)
+    found = run["BTCUSDT_1h"].forecast(now=pd.Timestamp("2025-02-10 12:30", tz="UTC"))
+    assert f"{found.last_bar:%Y-%m-%d %H:%M}" == "2025-02-09 23:00" and "synthetic: no market" in str(found)
+
+
+def test_settings_that_cannot_be_are_refused_before_anything_is_written(tmp_path):
+    for wrong in ({"preset": "gruu"}, {"epoch": 3}, {"intervals": []}):
+        with pytest.raises(CpbkitError):
+            cpb.sweep(**{"preset": "quick", "source": "synthetic", "folder": tmp_path / "run", **wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_door_is_light_and_lists_what_stands_at_it():
+    code = "import sys, cpbkit; print(sorted({'torch', 'pandas', 'numpy', 'click'} & set(sys.modules)), dir(cpbkit))"
+    shown = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("[] ") and "'open_run'" in shown.stdout
+    assert set(cpb.presets().index) == set(PRESETS)
+    with pytest.raises(AttributeError, match="at the door stand"):
+        cpb.sweeep  # noqa: B018
