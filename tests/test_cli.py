@@ -293,7 +293,7 @@ def test_another_experiment_in_the_folder_is_refused_with_the_difference(swept):
 
 def test_status_counts_what_is_done(swept):
     folder, _ = swept
-    assert "2 of 2 done, complete" in run("status", folder).output
+    assert "2 of 2 done, 100 %, complete" in run("status", folder).output
     lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
     (folder / "results.jsonl").write_text(lines[0])
     told = json.loads(run("status", folder, "--json").output)

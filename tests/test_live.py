@@ -50,20 +50,16 @@ class Screen(io.StringIO):
 
 
 def test_the_sentence_says_what_a_person_wants_to_know():
-    state = State(results=made_up_results()[20:28])
-    said = sentence(state)
-    assert (
-        said
-        == "[######..............] 8 of 40 done  1 sick  1 failed  training, epoch 3  11.8 k samples/s  1 m 52 s left"
-    )
+    said = sentence(State(results=made_up_results()[20:28]))
+    assert said == "[###.......]  8 of 40 done  30 %  1 m 52 s left  11.8 k samples/s  1 sick  1 failed"
     over = sentence(State(results=made_up_results(), share=1.0))
-    assert over == f"[{'#' * 20}] 40 of 40 done  1 sick  1 failed"
-    assert sentence(State(seconds_left=None, samples_per_second=0.0)).endswith("0 of 40 done  training, epoch 3")
-    assert sentence(State(at_most=True)).endswith("at most 1 m 52 s left")
+    assert over == f"[{'#' * 10}]  40 of 40 done  100 %  1 sick  1 failed"
+    assert sentence(State(seconds_left=None, samples_per_second=0.0)) == "[###.......]  0 of 40 done  30 %"
+    assert "  at most 1 m 52 s left  " in sentence(State(at_most=True))
 
 
 def test_a_terminal_has_one_line_that_changes(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "75")
     screen, clock = Screen(), Clock()
     view = Terminal(screen, clock)
     for _ in range(100):
@@ -71,10 +67,31 @@ def test_a_terminal_has_one_line_that_changes(monkeypatch):
         clock.now += 0.01
     shown = screen.getvalue().split("\r")[1:]
     assert len(shown) == 5 and "\n" not in screen.getvalue()  # a second of calls, one in 0.2 s
-    assert all(len(line) == 59 for line in shown)
+    assert all(len(line) == 74 for line in shown)
+    assert shown[0].endswith("11.8 k samples/s  traini…")
     view(State(results=made_up_results()))
     view(State(results=made_up_results()))
     assert screen.getvalue().count("40 of 40 done") == 1 and screen.getvalue().endswith("\n")
+
+
+def test_a_new_stage_is_shown_at_once_since_it_may_last(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    screen, clock = Screen(), Clock()
+    view = Terminal(screen, clock)
+    for stage in ("getting bars: 1 of 9 files", "getting bars: 2 of 9 files", "timing a few steps"):
+        view(State(stage=stage))
+    shown = screen.getvalue()
+    assert "1 of 9" in shown and "2 of 9" not in shown and "timing a few steps" in shown
+
+
+def test_where_it_stood_when_it_was_stopped_is_written():
+    kept, clock = io.StringIO(), Clock()
+    with pytest.raises(KeyboardInterrupt), Terminal(kept, clock) as view:
+        view(State(share=0.1))
+        clock.now += 1
+        view(State(share=0.2))  # too early for a line of its own
+        raise KeyboardInterrupt
+    assert [line.split("  ")[2] for line in kept.getvalue().splitlines()] == ["10 %", "20 %"]
 
 
 def test_a_terminal_does_not_word_what_nobody_will_read(monkeypatch):
@@ -102,13 +119,14 @@ def test_where_lines_are_kept_there_is_one_in_ten_seconds():
 
 def test_a_terminal_speaks_up_when_the_sweep_is_silent(monkeypatch):
     monkeypatch.setattr(live, "SILENCE", 0.0)
+    monkeypatch.setattr(live, "LOG_PERIOD", 0.0)
     kept = io.StringIO()
     with Terminal(kept) as view:
         view(State())
         deadline = time.monotonic() + 30
         while "at it for" not in kept.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)
-    assert re.search(r"0 of 40 done  training, epoch 3.*  at it for \d+ s\n", kept.getvalue())
+    assert re.search(r"0 of 40 done  30 %.*  at it for \d+ s  training, epoch 3\n", kept.getvalue())
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -1,6 +1,7 @@
 """Bars and tables: fetch, look after, and train on a table of one's own."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import click
@@ -35,18 +36,16 @@ def fetch(allow_gaps, as_json, **given):
 
     Exit code 0 only when every bar is there that the venue is known to have made, but for --allow-gaps.
     """
-    from tqdm import tqdm
-
     from cpbkit.data.binance import Incomplete, fetch_klines
     from cpbkit.data.klines import passport_table
+    from cpbkit.quantities import downloaded
 
     data = experiment_of("quick", {}, **given).data
-    with tqdm(unit="file", leave=False, mininterval=0.5, disable=None) as bar:
+    begun = time.monotonic()
+    with status_line() as say:
 
         def tell(done: int, total: int, size: int, text: str) -> None:
-            bar.total, bar.n = total, done
-            bar.set_postfix_str(f"{size / 1e6:.1f} MB {text}", refresh=False)
-            bar.update(0)
+            say(f"{downloaded(done, total, size, time.monotonic() - begun)}  {text}")
 
         market, failure = data.market, None
         try:

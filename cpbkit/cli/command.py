@@ -81,7 +81,7 @@ def status_line() -> Iterator[Callable[[str], None]]:
     def say(text: str) -> None:
         nonlocal said, shown
         if terminal:
-            width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1  # 0 where nobody has said it
             text = text if len(text) <= width else text[: width - 1] + "…"
             click.echo("\r" + text.ljust(len(shown)), nl=False, err=True)
             shown = text

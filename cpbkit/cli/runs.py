@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import shlex
+import shutil
 import sys
 import tempfile
+import time
 
 import click
 
@@ -23,6 +25,9 @@ from cpbkit.cli.command import (
 from cpbkit.config.experiment import Experiment, difference, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
+from cpbkit.quantities import duration, standing
+
+SILENT = 10.0  # s after which the last word of a sweep is told with its age
 
 
 @click.command(cls=Command, examples=("cpbkit demo", "cpbkit demo --run runs/first"))
@@ -165,7 +170,8 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
         spent = sorted(RunFolder(folder).clock().items(), key=lambda stage: -stage[1])
         for where, prefix in (("Time", ""), ("in workers", "worker: ")):
             stages = [(name, s) for name, s in spent if name.startswith("worker: ") == bool(prefix)]
-            click.echo(f"{where}: " + ", ".join(f"{name.removeprefix(prefix)} {s:.1f} s" for name, s in stages))
+            line = f"{where}: " + ", ".join(f"{name.removeprefix(prefix)} {s:.1f} s" for name, s in stages)
+            click.echo(click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
         click.echo(f"Report: {report}")
     if any(line["status"] != "done" for line in results):
         raise click.exceptions.Exit(1)
@@ -194,19 +200,27 @@ def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
 
 
 def _verdict_text(table) -> str:
+    """Return a row a model, with as many columns as the terminal is wide, the first ones always."""
     if table.empty:
         return ""
+    always = 3 + (table["head"].nunique() > 1)
     shown = table[["series", "head", "verdict"]].copy()
+    if table["head"].nunique() == 1:
+        del shown["head"]
     shown["skill %, 95 % interval"] = [
         f"{skill:+.2f}  [{low:+.2f}, {high:+.2f}]"
         for skill, low, high in zip(table["skill %"], table["low %"], table["high %"], strict=True)
     ]
     shown["against"] = table["best floor"]
+    shown["p"] = table["p"].map("{:.3f}".format)
+    shown["direction %"] = table["direction %"].map("{:.1f}".format, na_action="ignore").fillna("")
     for name in ("rmse", "floor rmse"):
         shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
-    shown["direction %"] = table["direction %"].map("{:.1f}".format, na_action="ignore").fillna("")
-    shown["p"] = table["p"].map("{:.3f}".format)
-    return f"{shown.to_string(index=False)}\np: of the difference to the floor, corrected for all models of a head"
+    width = shutil.get_terminal_size().columns
+    while len((text := shown.to_string(index=False)).partition("\n")[0]) > width and len(shown.columns) > always:
+        shown = shown.iloc[:, :-1]
+    note = "p: of the difference to the floor, corrected for all models of a head"
+    return f"{text}\n{note}" if "p" in shown else text
 
 
 @click.command(cls=Command, examples=("cpbkit status runs/quick",))
@@ -226,15 +240,25 @@ def status(folder, as_json):
 
     def text() -> str:
         if holder:
-            left = told.get("seconds_left")
-            left = "" if left is None else f", {'at most ' if told.get('at_most') else ''}{left:.0f} s left"
-            now = f"{told.get('stage', 'starting')}{left} ({holder})"
+            now = f"{told.get('stage', 'starting')} ({holder})"
+            silent = time.time() - told.get("at", time.time())
+            if silent > SILENT:
+                now = f"nothing new for {duration(silent)}, {now}"
         elif missing:
             more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
             now = f"stopped without {', '.join(missing[:6])}{more}. The command that started it goes on"
         else:
             now = "complete"
-        return "\n".join([f"{folder}: {len(results)} of {len(series)} done, {now}", *trouble])
+        at = told if holder and told.get("total") == len(series) else {}
+        stands = standing(
+            len(results),
+            len(series),
+            at.get("share", len(results) / len(series)),
+            at.get("seconds_left"),
+            at.get("at_most", False),
+            at.get("samples_per_second", 0.0),
+        )
+        return "\n".join([f"{folder}: {', '.join([*stands, now])}", *trouble])
 
     show(document, as_json, text)
 

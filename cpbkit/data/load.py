@@ -1,11 +1,13 @@
 """The bars of an experiment, from the source that it names, with context beside them."""
 
+import time
 from collections.abc import Callable
 
 from cpbkit.config.experiment import Data, Experiment
 from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError
+from cpbkit.quantities import downloaded
 
 
 def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:
@@ -20,9 +22,10 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
     elif data.source == "given":
         raise DataError("the bars of this run were given as frames; give them again: sweep(..., data=frames)")
     else:
+        begun = time.monotonic()
 
         def progress(done: int, total: int, size: int, text: str) -> None:
-            tell(f"getting bars: {done} of {total} files, {size / 1e6:.1f} MB")
+            tell(f"getting bars: {downloaded(done, total, size, time.monotonic() - begun)}")
 
         try:
             bars = binance.fetch_klines(

@@ -28,7 +28,7 @@ from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shru
 from cpbkit.windows.series import Series, from_klines
 from cpbkit.windows.splits import split
 
-STATUS_SECONDS = 2.0  # between two words left for `cpbkit status`
+STATUS_SECONDS = 1.0  # at most, while anything is heard, between two words left for `cpbkit status`
 
 
 def sweep(
@@ -60,8 +60,8 @@ def sweep(
     with run.writing(experiment), Monitor() as state.watch:
         for line in run.results():
             state.add(line)
+        tell = _teller(run, state, on_progress)
         if state.missing:
-            tell = _teller(run, state, on_progress)
             try:
                 about = {"command": command, **provenance.describe()}
                 atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
@@ -70,6 +70,9 @@ def sweep(
             finally:
                 _save_monitor(run, state.watch.frame())
                 run.add_clock(clock.take())
+                _leave_word(run, state)
+        else:
+            tell("complete")
     return state.results
 
 
@@ -163,7 +166,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         _write_plan(run, plan)
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
-        tell(f"training, {plan.reason}")
+        tell(f"training, {plan.reason}")  # said until a unit has something to note
         state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
         with contextlib.closing(place.run(units, plan)) as messages:
             for message in messages:
@@ -185,7 +188,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
                         state.hear(message)
                         for stage, seconds in message.seconds.items():
                             clock.add(f"worker: {stage}", seconds)
-            tell("training")
+                tell(state.stage)
     for name in plan.named_units():
         run.checkpoint(name).unlink(missing_ok=True)
     if incomplete:
@@ -244,16 +247,27 @@ def _teller(run: RunFolder, state: State, on_progress: Callable[[State], None]) 
         nonlocal told
         state.stage = stage
         on_progress(state)
-        if time.monotonic() - told > STATUS_SECONDS:
+        if time.monotonic() - told >= STATUS_SECONDS:
             told = time.monotonic()
-            shares = {name: round(one["share"], 4) for name, one in state.running.items()}
-            run.tell(
-                {"stage": stage, "done": state.done, "total": state.total, "running": shares}
-                | {"seconds_left": state.seconds_left, "at_most": state.at_most}
-                | {"samples_per_second": state.samples_per_second}
-            )
+            _leave_word(run, state)
 
     return tell
+
+
+def _leave_word(run: RunFolder, state: State) -> None:
+    """Write where the sweep stands into the run folder, for `cpbkit status`."""
+    run.tell(
+        {
+            "stage": state.stage,
+            "done": state.done,
+            "total": state.total,
+            "share": state.share,
+            "running": {name: round(one["share"], 4) for name, one in state.running.items()},
+            "seconds_left": state.seconds_left,
+            "at_most": state.at_most,
+            "samples_per_second": state.samples_per_second,
+        }
+    )
 
 
 def _keep(run: RunFolder, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:

@@ -4,20 +4,8 @@ from collections.abc import Mapping
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from cpbkit.views.style import (
-    BLUE,
-    FAINT,
-    INK,
-    MUTED,
-    PALE_BLUE,
-    RULE,
-    WIDTH,
-    Picture,
-    amount,
-    beside,
-    look,
-    name_ends,
-)
+from cpbkit.quantities import amount
+from cpbkit.views.style import BLUE, FAINT, INK, MUTED, PALE_BLUE, RULE, WIDTH, Picture, beside, look, name_ends
 
 SIDES = {"loop": FAINT, "loop done well": PALE_BLUE, "engine": BLUE}
 ROW = 30  # pixels

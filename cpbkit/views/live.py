@@ -4,7 +4,7 @@ There is no stop button: a kernel hears its widgets only between cells. Interrup
 and the same command goes on from there.
 """
 
-import shutil
+import os
 import sys
 import threading
 import time
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
+from cpbkit.quantities import duration, standing
 from cpbkit.views.loss import SweepFigure, loss_figure
-from cpbkit.views.style import amount, label, time_left
+from cpbkit.views.style import label
 
 if TYPE_CHECKING:  # it loads torch, which a view does not need
     from cpbkit.runs.progress import State
@@ -23,8 +24,9 @@ if TYPE_CHECKING:  # it loads torch, which a view does not need
 SHARE = 0.01  # of the sweep's time that a live view may take
 PERIOD = 1.5  # s between two pictures at the least
 LINE_PERIOD = 0.2  # s between two states of a terminal's line
+BAR = 10  # marks of the bar: with all that matters behind it, it fits 80 columns
 LOG_PERIOD = 10.0  # s between two lines where they are kept, as in a file
-SILENCE = 8.0  # s without a word after which a terminal is told that the work goes on
+SILENCE = 3.0  # s without a word after which a terminal is told that the work goes on
 View = Callable[["State"], None]
 
 
@@ -85,8 +87,10 @@ class Terminal:
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self.stream = stream or sys.stderr
         self._clock, self._last, self._over = clock, None, False
-        self._heard, self._text = clock(), ""
+        self._heard, self._stands, self._stage = clock(), "", ""  # the last word of the sweep, and when
+        self._shown = ""
         self._in_place = self.stream.isatty()
+        self._period = LINE_PERIOD if self._in_place else LOG_PERIOD
         self._left, self._lock = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "Terminal":
@@ -96,29 +100,38 @@ class Terminal:
     def __exit__(self, *_) -> None:
         self._left.set()
         with self._lock:
-            if self._in_place and self._last is not None and not self._over:
-                self._over = True
+            if self._last is None or self._over:
+                return
+            if self._line() != self._shown:
+                self._write(self._line())  # where it stood when it was stopped
+            self._over = True
+            if self._in_place:
                 self.stream.write("\n")  # what follows, such as an error, gets a line of its own
                 self.stream.flush()
 
     def __call__(self, state: "State") -> None:
         """Write the state if it is time for it; the last one is always written."""
         now, over = self._clock(), state.done >= state.total
-        period = LINE_PERIOD if self._in_place else LOG_PERIOD
         with self._lock:
-            if self._text and now - self._heard < LINE_PERIOD and not over:
-                return  # a large sweep has many words a second, and a sentence takes its time
-            self._heard, self._text = now, sentence(state)
-            if self._over or (self._last is not None and now - self._last < period and not over):
+            # A large sweep has many words a second, and a sentence takes its time; a new stage may last.
+            fresh = state.stage.partition(":")[0] != self._stage.partition(":")[0]
+            if self._over or (self._stands and now - self._heard < LINE_PERIOD and not (over or fresh)):
                 return
-            self._over = over
-            self._write(self._text, now)
+            self._heard, self._stands, self._stage = now, sentence(state), "" if over else state.stage
+            if self._last is None or over or now - self._last >= self._period or (fresh and self._in_place):
+                self._over = over
+                self._write(self._line())
 
-    def _write(self, text: str, now: float) -> None:
-        self._last = now
+    def _line(self, waited: str = "") -> str:
+        """Return what is known, what matters first: a narrow terminal cuts the sentence about the stage."""
+        return "  ".join(filter(None, (self._stands, waited, self._stage)))
+
+    def _write(self, text: str) -> None:
+        self._last, self._shown = self._clock(), text
         if self._in_place:
-            width = shutil.get_terminal_size().columns - 1
-            text = "\r" + text[:width].ljust(width) + ("\n" if self._over else "")
+            width = _columns(self.stream) - 1  # in the last column some terminals begin a new line
+            text = text if len(text) <= width else text[: width - 1] + "…"
+            text = "\r" + text.ljust(width) + ("\n" if self._over else "")
         else:
             text += "\n"
         self.stream.write(text)
@@ -127,21 +140,29 @@ class Terminal:
     def _speak_up(self) -> None:
         while not self._left.wait(1.0):
             with self._lock:
-                now = self._clock()
-                if self._last is not None and not self._over and now - max(self._last, self._heard) >= SILENCE:
-                    self._write(f"{self._text}  at it for {now - self._heard:.0f} s", now)
+                silent = self._clock() - self._heard
+                if self._last is None or self._over or silent < SILENCE:
+                    continue
+                if self._in_place or self._clock() - self._last >= self._period:
+                    self._write(self._line(f"at it for {duration(silent)}"))
+
+
+def _columns(stream: TextIO) -> int:
+    """Return how wide the terminal behind a stream is; the other streams may lead elsewhere."""
+    asked = int(os.environ.get("COLUMNS") or 0)
+    try:
+        return asked or os.get_terminal_size(stream.fileno()).columns or 80  # 0 where nobody has said it
+    except OSError:  # a console of an editor says that it is a terminal, and has no file behind it
+        return 80
 
 
 def sentence(state: "State") -> str:
-    """Say where a sweep stands in one line."""
+    """Say where a sweep stands in one line, what matters first, without its stage."""
     counts = Counter(result["status"] for result in state.results)
-    filled = round(20 * state.share)
-    parts = [f"[{'#' * filled}{'.' * (20 - filled)}] {state.done} of {state.total} done"]
+    filled = int(BAR * state.share + 1e-9)
+    parts = [f"[{'#' * filled}{'.' * (BAR - filled)}]"]
+    parts += standing(state.done, state.total, state.share, state.seconds_left, state.at_most, state.samples_per_second)
     parts += [f"{counts[word]} {word}" for word in ("sick", "failed") if counts[word]]
-    if state.done < state.total:
-        parts.append(state.stage)
-        parts += [f"{amount(state.samples_per_second)} samples/s"] if state.samples_per_second else []
-        parts += [time_left(state.seconds_left, state.at_most)] if state.seconds_left is not None else []
     return "  ".join(parts)
 
 

@@ -16,6 +16,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Affine2D
 
+from cpbkit.quantities import time_left
 from cpbkit.views.style import (
     BLUE,
     DPI,
@@ -34,7 +35,6 @@ from cpbkit.views.style import (
     look,
     name_ends,
     stamped,
-    time_left,
 )
 from cpbkit.views.timeline import Machine
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.data.klines import INTERVAL_SECONDS, Gap, Klines, Passport, split_name
 from cpbkit.errors import DataError
+from cpbkit.quantities import amount, counted
 from cpbkit.views.style import (
     GREEN,
     MUTED,
@@ -21,9 +22,7 @@ from cpbkit.views.style import (
     RULE,
     WIDTH,
     Picture,
-    amount,
     beside,
-    counted,
     label,
     look,
 )

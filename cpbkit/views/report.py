@@ -15,10 +15,11 @@ from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError
 from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.training_checks import check_results
+from cpbkit.quantities import counted, duration
 from cpbkit.runs.folder import ABOUT, CLOCK, REPORT, RunFolder, tell_stopped
 from cpbkit.views.loss import is_synthetic, sweep_figure
 from cpbkit.views.market import passport_figure
-from cpbkit.views.style import DARK, NAMES, counted, duration, label
+from cpbkit.views.style import DARK, NAMES, label
 from cpbkit.views.verdict import coverage_figure, verdict_figure
 
 VERDICT_COLUMNS = (

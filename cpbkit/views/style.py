@@ -172,31 +172,3 @@ def label(series: str) -> str:
     """Shorten a series' name for a person: `BTCUSDT_15m` -> `BTC 15m`."""
     symbol, _, interval = series.rpartition("_")
     return f"{symbol.removesuffix('USDT') or symbol} {interval}" if symbol else series
-
-
-def duration(seconds: float) -> str:
-    """Say a time the way a person does: `45 s`, `1 m 52 s`, `2 h 05 m`."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} m {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} m"
-
-
-def time_left(seconds: float, at_most: bool) -> str:
-    """Say how long something still takes: `1 m 52 s left`, or `at most 1 m 52 s left`."""
-    return f"{'at most ' if at_most else ''}{duration(seconds)} left"
-
-
-def counted(number: int, noun: str) -> str:
-    """Say a number of things: `1 gap`, `1,204 bars`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def amount(number: float) -> str:
-    """Say a count in three digits: `840`, `11.8 k`, `1.24 M`."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cpbkit.views.style import BLUE, BLUE_FILL, FAINT, GREEN, GREEN_FILL, MUTED, RULE, WIDTH, Picture, amount, look
+from cpbkit.quantities import amount
+from cpbkit.views.style import BLUE, BLUE_FILL, FAINT, GREEN, GREEN_FILL, MUTED, RULE, WIDTH, Picture, look
 
 GB = 1e9  # bytes, as sellers of memory count
 POINTS = 600  # drawn at most; a long run's samples are drawn by their highest in each stretch

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.evaluation import metrics, verdicts
 from cpbkit.evaluation.verdicts import Judgement, Verdict
+from cpbkit.quantities import counted
 from cpbkit.views.loss import DASHES, is_synthetic
 from cpbkit.views.market import calendar
 from cpbkit.views.style import (
@@ -25,7 +26,6 @@ from cpbkit.views.style import (
     WIDTH,
     Picture,
     beside,
-    counted,
     label,
     look,
     name_ends,
