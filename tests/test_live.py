@@ -96,7 +96,7 @@ def test_where_it_stood_when_it_was_stopped_is_written():
 
 def test_a_terminal_does_not_word_what_nobody_will_read(monkeypatch):
     worded = []
-    monkeypatch.setattr(live, "sentence", lambda state: worded.append(state) or "a sentence")
+    monkeypatch.setattr("cpbkit.views.live.sentence", lambda state: worded.append(state) or "a sentence")
     clock = Clock()
     view = Terminal(io.StringIO(), clock)
     for _ in range(1000):
@@ -118,8 +118,8 @@ def test_where_lines_are_kept_there_is_one_in_ten_seconds():
 
 
 def test_a_terminal_speaks_up_when_the_sweep_is_silent(monkeypatch):
-    monkeypatch.setattr(live, "SILENCE", 0.0)
-    monkeypatch.setattr(live, "LOG_PERIOD", 0.0)
+    monkeypatch.setattr("cpbkit.views.live.SILENCE", 0.0)
+    monkeypatch.setattr("cpbkit.views.live.LOG_PERIOD", 0.0)
     kept = io.StringIO()
     with Terminal(kept) as view:
         view(State())
@@ -156,8 +156,8 @@ def test_two_threads_never_write_at_once(monkeypatch):
             time.sleep(0.3)
             self.inside -= 1
 
-    monkeypatch.setattr(live, "SILENCE", 0.0)
-    monkeypatch.setattr(live, "LOG_PERIOD", 0.0)
+    monkeypatch.setattr("cpbkit.views.live.SILENCE", 0.0)
+    monkeypatch.setattr("cpbkit.views.live.LOG_PERIOD", 0.0)
     stream = Slow()
     with Terminal(stream) as view:
         begun = time.monotonic()
