@@ -160,11 +160,14 @@ def sweep(
     preset: a name of `presets()`, or an Experiment. folder: of the run; by default named after the settings, so that
     a change begins a new run and a repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`,
     instead of fetched ones. given: settings by their flat name (symbols, intervals, start, end, epochs, ...), and
-    what says where it runs: executor, workers, minutes.
+    what says where it runs: executor, workers, minutes. `search={"learning_rate": [1e-3, 3e-4]}` trains all values
+    side by side in the stack, and validation alone chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
     place = {name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given}
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if "search" in settings:
+        settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
     if data is not None:
         pairs = [split_name(name) for name in data]
         settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}

@@ -119,7 +119,7 @@ def test_what_cannot_be_is_said():
         plan("nliner", frame)
     with pytest.raises(CpbkitError, match=r"and its options decide .* horizon; got context, target_scale as settings"):
         plan_series("nlinear", "ab", 24, 6, settings={"target_scale": "none", "context": 3, "epochs": 1})
-    with pytest.raises(CpbkitError, match="t fell ill: the training loss was not finite in epoch 1"):
+    with pytest.raises(CpbkitError, match="t diverged: the training loss was not finite in epoch 1"):
         run_series(frame, "t", plan("nlinear", frame, learning_rate=1e38, schedule="constant"), ROWS)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass, field, replace
 
@@ -109,6 +110,9 @@ class Model:
             raise CpbkitError(f"dropout must be in [0, 1); got {self.dropout!r}")
 
 
+SEARCHED = ("learning_rate", "weight_decay", "clip_norm")  # what rows of one stack may differ in
+
+
 @dataclass(frozen=True)
 class Training:
     """How it is trained."""
@@ -131,6 +135,7 @@ class Training:
     precision: str = "float32"  # float32 | tf32 | float16 | bfloat16 | float64
     seed: int = 0  # of weights, order, dropout and teacher forcing
     deterministic: bool = False  # bit-equal reruns on a GPU, at a cost in speed
+    search: tuple[tuple[str, tuple[float, ...]], ...] = ()  # settings tried side by side; validation chooses per series
 
     def __post_init__(self):
         check_name("optimizer", self.optimizer, ("adamw", "adam"))
@@ -144,6 +149,28 @@ class Training:
             raise CpbkitError(f"learning_rate must be positive; got {self.learning_rate!r}")
         if not 0 <= self.teacher_forcing <= 1:
             raise CpbkitError(f"teacher_forcing must be in [0, 1]; got {self.teacher_forcing!r}")
+        for name, values in self.search:
+            check_name("setting to search", name, SEARCHED)
+            if len(set(values)) < 2 or min(values) < 0 or (name == "clip_norm" and min(values) == 0):
+                raise CpbkitError(f"a search needs two values of {name} or more, none below 0; got {values!r}")
+        self.trials()  # each must be settings that can be
+
+    def trials(self) -> list["Training"]:
+        """Return the settings that are tried side by side: the grid of `search`, or just these."""
+        names = [name for name, _ in self.search]
+        grid = itertools.product(*(values for _, values in self.search))
+        return [replace(self, search=(), **dict(zip(names, point, strict=True))) for point in grid] if names else [self]
+
+    def rows(self, series: str) -> list[str]:
+        """Name the rows of a series in a stack: `BTCUSDT_1h`, or `BTCUSDT_1h@0`, ... for the trials of a search."""
+        return [f"{series}@{i}" for i in range(len(self.trials()))] if self.search else [series]
+
+    def of_row(self, row: str) -> tuple[str, "Training"]:
+        """Return the series and the settings of a row."""
+        if not self.search:
+            return row, self
+        series, _, trial = row.rpartition("@")
+        return series, self.trials()[int(trial)]
 
     def count_steps(self, windows: int) -> int:
         """Return the steps of an epoch: as stated, else what so many train windows need to be seen once."""

@@ -77,7 +77,7 @@ def refit(experiment: Experiment) -> Forecaster:
     """Return a forecaster that trains the experiment's model anew on each piece it is handed, alone, on the CPU.
 
     There the same piece gives the same forecasts to the bit, which the audit asks for.
-    Errors: CpbkitError when the training falls ill.
+    Errors: CpbkitError when the training diverges.
     """
 
     def forecaster(series: Series, task: Task, splits: Splits) -> np.ndarray:

@@ -212,7 +212,8 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
 
     Dropout and weight decay, which are there to prevent that, are off.
     """
-    name, training = "overfit one batch", replace(experiment.training, weight_decay=0.0, precision="float32")
+    name, training = "overfit one batch", experiment.training.trials()[0]
+    training = replace(training, weight_decay=0.0, precision="float32")
     model = replace(experiment.model, dropout=0.0)
     windows, stack = assemble(replace(experiment, model=model, training=training), [series], "cpu")
     if hasattr(stack.net, "solve"):

@@ -14,7 +14,7 @@ from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
 from cpbkit.hardware.environment import count_cores, free_memory
 from cpbkit.models import zoo
-from cpbkit.training.loop import Fit, assemble, evaluate, fit, is_out_of_memory
+from cpbkit.training.loop import Fit, assemble, evaluate, find_series, fit, is_out_of_memory
 from cpbkit.windows.series import Series
 from cpbkit.windows.splits import split
 
@@ -166,7 +166,7 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
                     _wait(device)
                     ends.append(time.perf_counter())
                 if device != "cpu":  # a validation needs memory beside that of the captured step
-                    evaluate(stack.net, windows, "validation", list(range(len(series))))
+                    evaluate(stack.net, windows, "validation", find_series(stack, windows))
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)

@@ -99,7 +99,7 @@ def run_series(
 
     rows: (train, validation, test). drop_last: also leave out the last incomplete batch of test windows of this
     size, as tables before mid-2024 did. slide_over_gaps: take rows as even steps, as published tables do.
-    Errors: DataError for a table that is too short or not finite, CpbkitError for a training that fell ill.
+    Errors: DataError for a table that is too short or not finite, CpbkitError for a training that diverges.
     """
     task, training, notes = experiment.task, experiment.training, []
     series = from_table(name, table, task.features, task.targets)

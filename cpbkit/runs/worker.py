@@ -182,9 +182,11 @@ def _by_name(series: tuple[Series, ...], losses: dict[str, list[float]]) -> dict
 def _progress(unit: Unit, state: Fit, floor: dict[str, dict], samples: int, clock: Clock) -> Progress:
     training = unit.experiment.training
     share = (state.epoch + state.step / training.steps) / training.epochs
-    running = {
-        name: {"curve": curve, "persistence": floor[name], "share": share} for name, curve in state.curves.items()
-    }
+    running: dict[str, dict] = {}
+    for row, curve in state.curves.items():
+        name, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
+        if name not in running or lowest < min(running[name]["curve"]["validation"], default=math.inf):
+            running[name] = {"curve": curve, "persistence": floor[name], "share": share}  # of a search the best so far
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
@@ -200,6 +202,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "synthetic": series.synthetic,
         "preset": experiment.preset,
         "parameters": sum(tensor.numel() for tensor in finished.weights.values()),
+        **({"search": finished.tried} if finished.tried else {}),
         "epochs": finished.epochs,
         "best_epoch": finished.best_epoch,
         "curve": {name: [_plain(x) for x in values] for name, values in finished.curve.items()},
@@ -221,7 +224,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
     about = {
         "version": __version__,
         "torch": torch.__version__,
-        "experiment": dataclasses.asdict(experiment),
+        "experiment": dataclasses.asdict(dataclasses.replace(experiment, training=finished.training)),
         "series": series.name,
         "synthetic": series.synthetic,
         "features": series.features,

@@ -17,18 +17,18 @@ def train_alone(
 ) -> tuple[nn.Module, Finished]:
     """Train the one model of a stack to its end; return the network with its best weights, and how it ended.
 
-    Errors: CpbkitError for a training that fell ill.
+    Errors: CpbkitError for a training that diverged.
     """
-    training, (name,) = experiment.training, stack.names
+    training = experiment.training
     steps = training.count_steps(len(windows.splits[0].train))
     for state in fit(Fit(stack), windows, training, steps):
         if state.step == 0 and not state.finished:
-            best = min(state.curves[name]["validation"])
+            best = min(min(curve["validation"]) for curve in state.curves.values())
             on_progress(f"epoch {state.epoch} of {training.epochs}, best validation loss {best:.4f}")
         elif state.step % 16 == 1:
             on_progress(f"epoch {state.epoch + 1} of {training.epochs}, step {state.step} of {steps}")
     (end,) = state.finished
     if end.status != "done":
-        raise CpbkitError(f"{name} fell ill: {end.reason}")
+        raise CpbkitError(f"{end.name} diverged: {end.reason}")
     net = zoo.restore(windows.task, experiment.model, end.weights)
     return net.to(windows.device, windows.inputs.dtype), end

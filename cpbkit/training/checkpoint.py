@@ -21,6 +21,7 @@ def save_fit(state: Fit, data: dict[str, str]) -> bytes:
     if state.stack.weights.is_cuda:
         tensors["rng.cuda"] = torch.cuda.get_rng_state(state.stack.weights.device)
     about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": state.curves, "data": data}
+    about["ended"] = state.ended
     return safetensors.torch.save(tensors, {META: json.dumps(about)})
 
 
@@ -36,7 +37,8 @@ def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng.cuda"], stack.weights.device)
-    return Fit(stack, epoch=about["epoch"], step=about["step"], curves=about["curves"])
+    ended = {row: tuple(end) for row, end in about.get("ended", {}).items()}
+    return Fit(stack, epoch=about["epoch"], step=about["step"], curves=about["curves"], ended=ended)
 
 
 def save(tensors: dict[str, Tensor], about: dict) -> bytes:

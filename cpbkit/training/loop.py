@@ -42,6 +42,8 @@ class Finished:
     best_epoch: int  # 1 is the first
     curve: dict[str, list[float]]
     weights: dict[str, Tensor]  # best ones, on the host
+    training: Training  # its settings; of a search those that validation chose
+    tried: tuple[dict[str, float | None], ...] = ()  # of a search: each trial's settings and best validation loss
 
 
 @dataclass
@@ -51,7 +53,8 @@ class Fit:
     stack: Stack
     epoch: int = 0  # epochs that are complete
     step: int = 0  # steps of the running epoch that are complete
-    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # a live model's name -> CURVES
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # of each row whose series is not through
+    ended: dict[str, tuple[str, str, int]] = field(default_factory=dict)  # such rows that are: status, reason, epochs
     finished: list[Finished] = field(default_factory=list)  # of the last completed epoch
     hurry: str = ""  # set it, and every model leaves after the running step for this reason
     mode: str = ""  # how a step runs: CUDA graph, or eager and why
@@ -96,6 +99,12 @@ def assemble(
     return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
 
 
+def find_series(stack: Stack, windows: Windows) -> list[int]:
+    """Return the place of each row's series among the windows' series: (M,)."""
+    place = {series.name: m for m, series in enumerate(windows.series)}
+    return [place[stack.training.of_row(row)[0]] for row in stack.names]
+
+
 def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
     """Return each model's weighted mean squared error: (M, B, H, K) twice, weights (K,) -> (M, B)."""
     if forecast.shape != truth.shape:
@@ -113,7 +122,6 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     at any yield, save the state, and go on from it later: the end is the same to the bit on the same device.
     """
     stack, task = state.stack, windows.task
-    place = {series.name: m for m, series in enumerate(windows.series)}
     order = coins = run = now = None
     i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
 
@@ -137,7 +145,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
 
     with precision(training, windows.device) as autocast, memory.kept(windows.device):
         while len(stack):
-            members = [place[name] for name in stack.names]
+            members = find_series(stack, windows)
             fresh = windows.order(members, training.seed, state.epoch, steps * training.batch)
             fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
             draws = draw_forcing(training, state.epoch, steps, task.horizon).to(windows.device)
@@ -234,12 +242,15 @@ def draw_forcing(training: Training, epoch: int, steps: int, horizon: int) -> Te
 def _set_rates(stack: Stack, training: Training, epoch: int) -> None:
     """Write the epoch's learning rate of each model; a plateau's was written when the last epoch closed."""
     if training.schedule == "cosine":
-        low, high = training.min_learning_rate, training.learning_rate
-        rate = low + (high - low) * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
-        stack.table["learning_rate"].fill_(rate)
+        low, fallen = training.min_learning_rate, (1 + math.cos(math.pi * epoch / training.epochs)) / 2
+        rates = [low + (high - low) * fallen for high in stack.settings("learning_rate")]
     elif training.schedule == "step":
-        drops = epoch // training.schedule_epochs
-        stack.table["learning_rate"].fill_(training.learning_rate * training.schedule_factor**drops)
+        fallen = training.schedule_factor ** (epoch // training.schedule_epochs)
+        rates = [rate * fallen for rate in stack.settings("learning_rate")]
+    else:
+        return
+    table = stack.table["learning_rate"]
+    table.copy_(torch.tensor(rates, dtype=table.dtype))
 
 
 def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
@@ -254,8 +265,8 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
     norms = gradients.norm(dim=1)  # (M,)
     finite = norms.isfinite()
     if training.clip_norm:
-        gradients.mul_((training.clip_norm / (norms + 1e-6)).clamp(max=1)[:, None])
-        table["clipped_sum"] += norms > training.clip_norm
+        gradients.mul_((stack.clip_norms / (norms + 1e-6)).clamp(max=1)[:, None])
+        table["clipped_sum"] += norms > stack.clip_norms
     gradients.masked_fill_(~finite[:, None], 0)
     stack.optimizer.step()
     table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))
@@ -265,7 +276,7 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
 
 
 def _explain(stack: Stack, windows: Windows, order: Tensor, members: list[int], row: int) -> str:
-    """Name the first bad tensor of a sick model, at the step where it fell ill or on its validation windows."""
+    """Name the first bad tensor of a sick model, at the step where it diverged or on its validation windows."""
     step = int(stack.table["bad_step"][row])
     batches = [order[:, step]] if step >= 0 else (rows for rows, _ in _batches(windows, "validation", members))
     found = (find_not_finite(stack.net, row, *windows.gather(rows)) for rows in batches)
@@ -289,13 +300,18 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
         if not (math.isfinite(train) and math.isfinite(valid)):
             which = "training" if not math.isfinite(train) else "validation"
             reason = f"the {which} loss was not finite in epoch {state.epoch}; first bad: {explain(row)}"
-            _let_go(state, row, "sick", reason)
+            state.ended[name] = "sick", reason, state.epoch
         elif stale >= training.patience:
-            _let_go(state, row, "done", f"no better validation loss for {training.patience} epochs")
+            state.ended[name] = "done", f"no better validation loss for {training.patience} epochs", state.epoch
         elif state.epoch >= training.epochs:
-            _let_go(state, row, "done", f"all {training.epochs} epochs")
+            state.ended[name] = "done", f"all {training.epochs} epochs", state.epoch
         elif state.hurry:
-            _let_go(state, row, "done", state.hurry)
+            state.ended[name] = "done", state.hurry, state.epoch
+        if name in state.ended:
+            table["alive"][row] = 0
+    for series in dict.fromkeys(training.of_row(name)[0] for name in stack.names):
+        if all(row in state.ended for row in training.rows(series)):
+            state.finished.append(_finish(state, series))
     for name in (*SUMS, "bad_step"):
         table[name].fill_(START[name])
     live = [row for row, name in enumerate(stack.names) if name in state.curves]
@@ -319,12 +335,35 @@ def _judge_epoch(stack: Stack, training: Training, validation: Tensor, epoch: in
         table["waited"].masked_fill_(drop, 0.0)
 
 
-def _let_go(state: Fit, row: int, status: str, reason: str) -> None:
-    stack = state.stack
-    name, best_epoch = stack.names[row], int(stack.table["best_epoch"][row])
-    curve, weights = state.curves.pop(name), stack.export(row)
-    state.finished.append(Finished(name, status, reason, state.epoch, best_epoch, curve, weights))
-    stack.table["alive"][row] = 0
+def _finish(state: Fit, series: str) -> Finished:
+    """Take a series, all of whose rows have ended, out of the training: of a search its best trial by validation.
+
+    Trials that ended early wait in the stack for the others, so that a checkpoint holds them too.
+    """
+    stack, training = state.stack, state.stack.training
+    losses = dict(zip(stack.names, stack.table["validation_best"].tolist(), strict=True))
+    rows = training.rows(series)
+    best = min(rows, key=lambda row: (state.ended[row][0] != "done", losses[row]))
+    tried = []
+    for row in rows if training.search else ():
+        settings = {name: getattr(training.of_row(row)[1], name) for name, _ in training.search}
+        tried.append({**settings, "validation": losses[row] if state.ended[row][0] == "done" else None})
+    status, reason, epochs = state.ended[best]
+    at = stack.names.index(best)
+    curves = {row: state.curves.pop(row) for row in rows}
+    for row in rows:
+        del state.ended[row]
+    return Finished(
+        series,
+        status,
+        reason,
+        epochs,
+        int(stack.table["best_epoch"][at]),
+        curves[best],
+        stack.export(at),
+        training.of_row(best)[1],
+        tuple(tried),
+    )
 
 
 @torch.no_grad()

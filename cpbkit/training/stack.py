@@ -16,11 +16,11 @@ class Stack:
     """M models as rows of `weights` (M, P), their gradients as rows of `gradients` (M, P).
 
     `table` holds whatever else belongs to a model, each tensor with a leading model axis. A row's first weights
-    depend on the seed and its name alone.
+    depend on the seed and its series' name alone.
     """
 
     def __init__(self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype):
-        self.names, self.training = list(names), training
+        self.names, self.training = [row for name in names for row in training.rows(name)], training
         with torch.random.fork_rng(devices=[]):
             self.net = build(len(self.names)).to(device, dtype)
             singles = [self._first_weights(build, name) for name in self.names]
@@ -34,7 +34,7 @@ class Stack:
         for row, single in zip(weights, singles, strict=True):
             for (*_, offset, length), tensor in zip(self.layout, single, strict=True):
                 row[offset : offset + length] = tensor
-        rates = torch.full((len(self.names),), training.learning_rate, device=device, dtype=torch.float32)
+        rates = torch.tensor(self.settings("learning_rate"), device=device, dtype=torch.float32)
         self.table: dict[str, Tensor] = {"best": weights.clone(), "learning_rate": rates}
         self._attach(weights, [])
 
@@ -42,8 +42,12 @@ class Stack:
         return len(self.names)
 
     def _first_weights(self, build: Callable[[int], nn.Module], name: str) -> list[Tensor]:
-        torch.manual_seed(derive_seed("weights", self.training.seed, name))
+        torch.manual_seed(derive_seed("weights", self.training.seed, self.training.of_row(name)[0]))
         return [parameter.detach().flatten() for parameter in build(1).parameters()]
+
+    def settings(self, name: str) -> list[float]:
+        """Return a setting of each row; rows of one series differ in what is searched."""
+        return [getattr(self.training.of_row(row)[1], name) for row in self.names]
 
     def _attach(self, weights: Tensor, moments: list[dict[str, Tensor]]) -> None:
         """Make the network's parameters views of `weights`, and give each row its place in the optimiser."""
@@ -55,13 +59,13 @@ class Stack:
             setattr(self.net.get_submodule(owner), leaf, view)
             self._views.append((view, self.gradients[:, offset : offset + length].unflatten(1, shape)))
         rows = [nn.Parameter(row) for row in weights]
+        self.clip_norms = torch.tensor(self.settings("clip_norm"), device=weights.device, dtype=weights.dtype)  # (M,)
         groups = []
-        for row, gradient, rate in zip(rows, self.gradients, self.table["learning_rate"], strict=True):
+        own = zip(rows, self.gradients, self.table["learning_rate"], self.settings("weight_decay"), strict=True)
+        for row, gradient, rate, decay in own:
             row.grad = gradient
-            groups.append({"params": [row], "lr": rate})
-        self.optimizer = OPTIMIZERS[self.training.optimizer](
-            groups, weight_decay=self.training.weight_decay, fused=True, capturable=weights.is_cuda
-        )
+            groups.append({"params": [row], "lr": rate, "weight_decay": decay})
+        self.optimizer = OPTIMIZERS[self.training.optimizer](groups, fused=True, capturable=weights.is_cuda)
         for row, state in zip(rows, moments, strict=False):
             self.optimizer.state[row] = state
 
