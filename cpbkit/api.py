@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from cpbkit.config.experiment import Experiment, to_json, vary
-from cpbkit.config.presets import PRESETS
+from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines, split_name, validate
 from cpbkit.errors import RunError, check_name
@@ -30,8 +30,8 @@ MEANING = {  # of a verdict, for who would act on it
 class Run:
     """A run folder, finished or not: its settings, results, verdicts and trained models by name."""
 
-    def __init__(self, folder: str | os.PathLike):
-        self._folder = RunFolder(folder)
+    def __init__(self, folder: str | os.PathLike, trust_code: bool = False):
+        self._folder, self._trust_code = RunFolder(folder), trust_code
 
     @property
     def folder(self) -> Path:
@@ -65,7 +65,7 @@ class Run:
         path = self.folder / "models" / f"{series}.safetensors"
         if not path.exists():
             raise RunError(f"{self.folder} has no model of {series} yet; {self!r}")
-        return TrainedModel.read(path.read_bytes(), self._meaning().get(series, ""))
+        return TrainedModel.read(path.read_bytes(), self._meaning().get(series, ""), self._trust_code)
 
     def verdicts(self) -> "Verdicts":
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
@@ -148,7 +148,7 @@ class Link:
 
 
 def sweep(
-    preset: str | Experiment = "quick",
+    preset: str | os.PathLike | Experiment = "quick",
     *,
     folder: str | os.PathLike | None = None,
     data: Mapping[str, Bars] | None = None,
@@ -157,11 +157,11 @@ def sweep(
 ) -> Run:
     """Train and judge a model for every series, and return the run; stopped at any moment, the same call goes on.
 
-    preset: a name of `presets()`, or an Experiment. folder: of the run; by default named after the settings, so that
-    a change begins a new run and a repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`,
-    instead of fetched ones. given: settings by their flat name (symbols, intervals, start, end, epochs, ...), and
-    what says where it runs: executor, workers, minutes. `search={"learning_rate": [1e-3, 3e-4]}` trains all values
-    side by side in the stack, and validation alone chooses for each series.
+    preset: a name of `presets()`, the JSON file of an own one (as the `experiment.json` of a run), or an Experiment.
+    folder: of the run; by default named after the settings, so that a change begins a new run and a repeat finds the
+    old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones. given: settings by their
+    flat name (symbols, intervals, start, end, epochs, ...), and what says where it runs: executor, workers, minutes.
+    `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
     place = {name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given}
@@ -173,7 +173,7 @@ def sweep(
         settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
         settings["intervals"] = tuple(dict.fromkeys(interval for _, interval in pairs))
         place["klines"] = lambda *_: _own_bars(data)
-    base = PRESETS[check_name("preset", preset, PRESETS)] if isinstance(preset, str) else preset
+    base = preset if isinstance(preset, Experiment) else find_preset(preset)
     experiment = vary(base, **settings)
     folder = Path(folder or Path("runs") / name_run(experiment))
     if not quiet:
@@ -181,7 +181,7 @@ def sweep(
 
         place["on_progress"] = live(experiment, folder.name)
     run_sweep(experiment, folder, **place)
-    return Run(folder)
+    return Run(folder, trust_code=True)  # its own parts are those that were just named
 
 
 def _own_bars(data: Mapping[str, Bars]) -> dict[str, Klines]:
@@ -197,9 +197,13 @@ def name_run(experiment: Experiment) -> str:
     return f"{experiment.preset}-{hashlib.sha256(to_json(experiment).encode()).hexdigest()[:6]}"
 
 
-def open_run(folder: str | os.PathLike) -> Run:
-    """Open a run folder, finished or not. Errors: RunError where there is none."""
-    run = Run(folder)
+def open_run(folder: str | os.PathLike, trust_code: bool = False) -> Run:
+    """Open a run folder, finished or not.
+
+    trust_code: whether its models may run the own parts they name (network, features), from the current folder.
+    Errors: RunError where there is none.
+    """
+    run = Run(folder, trust_code)
     run.experiment  # noqa: B018  # says at once where there is no run
     return run
 

@@ -164,5 +164,5 @@ def test_what_cannot_be_trained_is_refused_with_what_to_do(kind, message):
 
 @pytest.mark.parametrize("name", ["nowhere:Net", f"{__name__}:Nothing", "mynets.Net:"])
 def test_a_network_that_is_not_there_is_named(name):
-    with pytest.raises(CpbkitError, match="named module:class, such as mynets:MyNet"):
+    with pytest.raises(CpbkitError, match=r"named module:name or file\.py:name"):
         zoo.build(1, TASK, Model(name=name))

@@ -11,12 +11,14 @@ from cpbkit.cli.command import (
     merge_settings,
     show,
     status_line,
+    trust_code,
     vary_as_told,
     which_bars,
     which_settings,
     which_source,
 )
 from cpbkit.config.experiment import Experiment
+from cpbkit.config.own import require_consent
 
 
 @click.command(
@@ -35,8 +37,9 @@ from cpbkit.config.experiment import Experiment
 @click.option("--twins", type=click.IntRange(1), default=20, show_default=True, help="Placebo series to train on.")
 @click.option("--calibration", is_flag=True, help="Only judge 40 random walks and 40 series that can be forecast.")
 @click.option("--inject", is_flag=True, help="Plant known leaks and sicknesses, and say whether they are caught.")
+@trust_code
 @as_json
-def audit(folder, twins, calibration, inject, as_json, **given):
+def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
     """Look for leaks: does anything on the way of the data know the future?
 
     The whole way from bars to verdicts is run with futures replaced by garbage, on series without anything to find,
@@ -65,7 +68,7 @@ def audit(folder, twins, calibration, inject, as_json, **given):
             say("planting sicknesses")
             found["planted sicknesses"] = plant_sicknesses()
     else:
-        experiment = _experiment(folder, **given)
+        experiment = _experiment(folder, trust_code, **given)
         with status_line() as say:
             for name, bars in load_klines(experiment, say).items():
                 say(f"auditing {name}: {twins + 6} trainings")
@@ -83,7 +86,7 @@ def audit(folder, twins, calibration, inject, as_json, **given):
         raise click.exceptions.Exit(1)
 
 
-def _experiment(folder: str | None, preset: str, settings: dict, **given) -> Experiment:
+def _experiment(folder: str | None, trust_code: bool, preset: str, settings: dict, **given) -> Experiment:
     from cpbkit.runs.folder import RunFolder
 
     if folder is None:
@@ -93,5 +96,6 @@ def _experiment(folder: str | None, preset: str, settings: dict, **given) -> Exp
     if source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError(f"the settings are those of {folder}; leave out --preset, or the run")
     run = RunFolder(folder).experiment
+    require_consent(run.own_parts, trust_code, folder)
     first = {"symbols": run.data.symbols[:1], "intervals": run.data.intervals[:1]}
     return vary_as_told(run, first | merge_settings(settings, **given))

@@ -13,8 +13,8 @@ from typing import get_args
 
 import click
 
-from cpbkit.config.experiment import COINS, PARTS, Experiment, vary
-from cpbkit.config.presets import PRESETS
+from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
+from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError, UnknownName, check_name
 
 GO_ON = "Nothing is left half done; the same command goes on from here."
@@ -124,6 +124,18 @@ def _setting(_, __, values: tuple[str, ...]) -> dict:
     return settings
 
 
+def _search(_, __, values: tuple[str, ...]) -> tuple | None:
+    """Read `name=value,value` pairs of a search."""
+    found = []
+    for pair in values:
+        name, _, numbers = pair.partition("=")
+        try:
+            found.append((name, tuple(float(number) for number in numbers.split(","))))
+        except ValueError:
+            raise click.BadParameter(f"such as learning_rate=1e-3,3e-4; got {pair!r}") from None
+    return tuple(found) or None
+
+
 def _typed(name: str, text: str, kind: type):
     item = (*get_args(kind), kind)[0]  # of a tuple
     if get_args(item):
@@ -158,6 +170,7 @@ def _options(*options):
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+trust_code = click.option("--trust-code", is_flag=True, help="Let the RUN run the own code that it names.")
 run_folder = click.argument("folder", metavar="RUN", type=click.Path(file_okay=False))
 which_bars = _options(
     click.option("--symbols", callback=names, help="Such as BTC,ETH or BTCUSDT,ETHUSDT.  [default: 20 coins]"),
@@ -189,9 +202,25 @@ which_source = _options(
 any_setting = click.option(
     "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
 )
-change_settings = _options(click.option("--epochs", type=click.IntRange(1), help="At most so many."), any_setting)
+change_settings = _options(
+    click.option("--epochs", type=click.IntRange(1), help="At most so many."),
+    click.option(
+        "--search",
+        multiple=True,
+        callback=_search,
+        metavar="NAME=V1,V2",
+        help=f"Train these values side by side, validation chooses: {', '.join(SEARCHED)}.",
+    ),
+    any_setting,
+)
 which_settings = _options(
-    click.option("--preset", type=click.Choice(list(PRESETS)), default="quick", show_default=True), change_settings
+    click.option(
+        "--preset",
+        default="quick",
+        show_default=True,
+        help=f"One of {', '.join(PRESETS)}, or the JSON file of an own one.",
+    ),
+    change_settings,
 )
 
 
@@ -219,7 +248,7 @@ def vary_as_told(experiment: Experiment, settings: dict) -> Experiment:
 
 def experiment_of(preset: str, settings: dict, **given) -> Experiment:
     """Return the preset with what was given on the command line; what is None was not given."""
-    experiment = vary_as_told(PRESETS[preset], merge_settings(settings, **given))
+    experiment = vary_as_told(find_preset(preset), merge_settings(settings, **given))
     if experiment.data.source == "binance" and not (experiment.data.start and experiment.data.end):
         raise click.UsageError("which days? Such as --start 2025-03-01 --end 2025-06-30")
     return experiment

@@ -18,6 +18,7 @@ from cpbkit.cli.command import (
     run_folder,
     show,
     status_line,
+    trust_code,
     which_bars,
     which_settings,
     which_source,
@@ -308,8 +309,9 @@ def report(folder):
 @run_folder
 @click.option("--symbols", callback=names, help="Such as BTC,ETH.  [default: all that have a model]")
 @click.option("--bars", type=click.Path(exists=True, dir_okay=False), help="Own bars, of the one series chosen.")
+@trust_code
 @as_json
-def forecast(folder, symbols, bars, as_json):
+def forecast(folder, symbols, bars, trust_code, as_json):
     """Forecast the next bars with the trained models of a run, from the newest closed bars.
 
     Each forecast stands beside the interval that held in the test split and what the verdict means.
@@ -317,7 +319,7 @@ def forecast(folder, symbols, bars, as_json):
     from cpbkit.api import open_run
     from cpbkit.runs.trained import forecast, newest_bars
 
-    run = open_run(folder)
+    run = open_run(folder, trust_code)
     chosen = [name for name in run if symbols is None or name.rpartition("_")[0] in symbols]
     if not chosen:
         raise CpbkitError(f"{folder} has no model of {', '.join(symbols or ())}; it has {', '.join(run) or 'none'}")

@@ -5,8 +5,11 @@ import datetime as dt
 import hashlib
 import itertools
 import json
+import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from cpbkit.config.own import is_own
 from cpbkit.errors import CpbkitError, check_name
 
 COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB OP PEPE INJ SHIB LUNA".split())
@@ -64,6 +67,7 @@ class Task:
     )
     ranges: tuple[tuple[str, float, float], ...] = ()  # declared (column, lowest, highest), which becomes 0..1
     clip_ranges: bool = True  # inputs outside their declared range count as its end
+    loss: str = "mse"  # mse | mae | module:name of a function (forecast, truth), both (..., H, K) -> (...)
     # Windows whose next row has `column` above a bound, the first that holds; both act on training alone.
     weights: tuple[tuple[str, float, float], ...] = ()  # (column, bound, weight in the loss relative to the others)
     repeats: tuple[tuple[str, float, int], ...] = ()  # (column, bound, how often an epoch's order has them)
@@ -80,6 +84,8 @@ class Task:
             )
         if not (0 < self.train < 1 and 0 < self.validation < 1 and self.train + self.validation < 1):
             raise CpbkitError(f"train and validation must leave a test share; got {self.train}, {self.validation}")
+        if not is_own(self.loss):
+            check_name("loss", self.loss, ("mse", "mae"))
         check_name("target_scale", self.target_scale, ("persistence", "standard", "range", "none"))
         declared = {column for column, _, _ in self.ranges}
         if any(low >= high for _, low, high in self.ranges):
@@ -192,6 +198,12 @@ class Experiment:
         """The names of the run's series, `BTCUSDT_15m`, symbol by symbol."""
         return tuple(f"{symbol}_{interval}" for symbol in self.data.symbols for interval in self.data.intervals)
 
+    @property
+    def own_parts(self) -> tuple[str, ...]:
+        """The names of a person's own parts in it: code that is found and run where the experiment is used."""
+        names = (self.model.name, self.task.loss, *self.task.features, *self.task.targets)
+        return tuple(dict.fromkeys(filter(is_own, names)))
+
 
 PARTS = {"data": Data, "task": Task, "model": Model, "training": Training}
 
@@ -202,19 +214,37 @@ def to_json(experiment: Experiment) -> str:
 
 
 def from_json(text: str) -> Experiment:
-    """Read what `to_json` wrote; a setting this version does not know is an error, not a guess."""
+    """Read what `to_json` wrote; a setting this version does not know is an error, not a guess.
+
+    A part or setting that is left out has its default, so that an own preset can be a short file.
+    """
     return from_dict(json.loads(text))
+
+
+def read_experiment(path: str | os.PathLike) -> Experiment:
+    """Read an experiment from a JSON file, such as the `experiment.json` of a run or an own preset.
+
+    Errors: CpbkitError for a file that is no experiment, OSError.
+    """
+    try:
+        return from_json(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CpbkitError(
+            f"{path} must be an experiment as JSON, such as the experiment.json of a run; {error}"
+        ) from None
 
 
 def from_dict(raw: dict) -> Experiment:
     """Build an experiment from the plain types that `dataclasses.asdict` and JSON make of one."""
+    for key in raw:
+        check_name("part of an experiment", key, ("preset", *PARTS))
     parts = {}
     for name, cls in PARTS.items():
         known = {f.name for f in dataclasses.fields(cls)}
-        for key in raw[name]:
+        for key in raw.get(name, {}):
             check_name(f"setting of {name}", key, known)
-        parts[name] = cls(**{key: _tuples(value) for key, value in raw[name].items()})
-    return Experiment(preset=raw["preset"], **parts)
+        parts[name] = cls(**{key: _tuples(value) for key, value in raw.get(name, {}).items()})
+    return Experiment(preset=raw.get("preset", "own"), **parts)
 
 
 def _tuples(value):

@@ -1,9 +1,11 @@
 """Named experiments: one table, each with its source."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Training, vary
+from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Training, read_experiment, vary
+from cpbkit.errors import check_name
 
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
 # come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
@@ -212,3 +214,13 @@ def one_change_each(after: Experiment, changes: Mapping[str, Mapping]) -> dict[s
 
     alone = {f"{name} alone": undo(other for other in changes if other != name) for name in changes}
     return {"none": undo(changes), **alone, **{f"all but {name}": undo([name]) for name in changes}, "all": after}
+
+
+def find_preset(name: str | os.PathLike) -> Experiment:
+    """Return the experiment of a preset, or of an own one in a JSON file.
+
+    Errors: UnknownName with the nearest names; CpbkitError for a file that is no experiment, OSError.
+    """
+    if str(name).endswith(".json"):
+        return read_experiment(name)
+    return PRESETS[check_name("preset", str(name), PRESETS)]

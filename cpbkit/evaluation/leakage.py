@@ -221,7 +221,7 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
     x, last, y = windows.gather(windows.order([0], training.seed, 0, BATCH))
     losses = []
     for _ in range(OVERFIT_STEPS):
-        loss = loss_per_model(stack.net(x, last), y, windows.target_weights).mean(1)  # (1,)
+        loss = loss_per_model(stack.net(x, last), y, windows.target_weights, windows.loss).mean(1)  # (1,)
         losses.append(loss.item())
         if losses[-1] < (1 - OVERFIT) * losses[0]:
             break

@@ -1,7 +1,6 @@
 """Anybody's own network, an nn.Module of shape (B, L, C) -> (B, H, K), as M models of a stack."""
 
 import copy
-import importlib
 import statistics
 import time
 import warnings
@@ -68,17 +67,6 @@ def _set_random_state(x: Tensor, state: Tensor) -> None:
         torch.cuda.set_rng_state(state, x.device)
     else:
         torch.set_rng_state(state)
-
-
-def find(path: str) -> Callable[..., nn.Module]:
-    """Return what `module:name` names. Errors: CpbkitError where there is no such thing."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise CpbkitError(
-            f"a network of your own is named module:class, such as mynets:MyNet; got {path!r} ({error})"
-        ) from None
 
 
 def try_out(make: Make, x: Tensor, horizon: int, targets: int) -> tuple[bool, str]:

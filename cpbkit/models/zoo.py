@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from cpbkit.config import own
 from cpbkit.config.experiment import Model, Task
 from cpbkit.errors import check_name
 from cpbkit.models import custom, layers, linear, recurrent, transformer
@@ -28,8 +29,8 @@ MODELS = {
 
 def build(models: int, task: Task, settings: Model) -> nn.Module:
     """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K)."""
-    if ":" in settings.name:
-        return custom.Own(models, partial(custom.find(settings.name), task, settings), settings.stacked)
+    if own.is_own(settings.name):
+        return custom.Own(models, partial(own.find(settings.name, "a network"), task, settings), settings.stacked)
     return MODELS[check_name("model", settings.name, MODELS)](models, task, settings)
 
 
@@ -47,10 +48,10 @@ def try_out(task: Task, settings: Model, models: int, batch: int, device: torch.
 
     Errors: CpbkitError for a network that is not found or cannot be trained here.
     """
-    if ":" not in settings.name:
+    if not own.is_own(settings.name):
         return settings, ""
     numbers = torch.Generator(device).manual_seed(0)
     x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device)
-    make = partial(custom.find(settings.name), task, settings)
+    make = partial(own.find(settings.name, "a network"), task, settings)
     stacked, why = custom.try_out(make, x, task.horizon, len(task.targets))
     return replace(settings, stacked=stacked), why

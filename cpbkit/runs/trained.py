@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, from_dict
 from cpbkit.data import binance, files, synthetic
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
@@ -74,10 +75,20 @@ class TrainedModel:
     about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprint of its bars
 
     @classmethod
-    def read(cls, content: bytes, verdict: str = "") -> "TrainedModel":
-        """Read a model file of a run. Errors: RunError for bytes that are no model of the kit."""
+    def read(cls, content: bytes, verdict: str = "", trust_code: bool = False) -> "TrainedModel":
+        """Read a model file of a run.
+
+        trust_code: whether it may run the own parts (network, features) that it names, from the current folder.
+        Errors: RunError for bytes that are no model of the kit, and for own parts that have changed since the
+        training; CpbkitError for own parts without consent.
+        """
         weights, about = checkpoint.load(content)
         try:
+            experiment = from_dict(about["experiment"])
+            own.require_consent(experiment.own_parts, trust_code, f"the model of {about['series']}")
+            for name, known in about.get("own", {}).items():
+                if own.fingerprint(name) != known:
+                    raise RunError(f"the source of {name} is not that of the training any more; put that one back")
             raw = about["scaler"]
             ends = ((raw["lowest"], -math.inf), (raw["highest"], math.inf))
             lowest, highest = (np.array([end if x is None else x for x in row]) for row, end in ends)
@@ -91,7 +102,7 @@ class TrainedModel:
             )
             return cls(
                 about["series"],
-                from_dict(about["experiment"]),
+                experiment,
                 weights,
                 scaler,
                 about.get("intervals", {}),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from cpbkit import __version__
+from cpbkit.config import own
 from cpbkit.config.experiment import Experiment
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.conformal import judge_intervals
@@ -234,6 +235,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
             head: {name: held[name] for name in ("nominal", "coverage", "half_width")}
             for head, held in line["intervals"].items()
         },
+        "own": {name: own.fingerprint(name) for name in experiment.own_parts},
         "dates": line["dates"],
         "data_sha256": line["data_sha256"],
     }

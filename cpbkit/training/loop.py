@@ -105,14 +105,28 @@ def find_series(stack: Stack, windows: Windows) -> list[int]:
     return [place[stack.training.of_row(row)[0]] for row in stack.names]
 
 
-def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-    """Return each model's weighted mean squared error: (M, B, H, K) twice, weights (K,) -> (M, B)."""
+def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor, loss: str | Callable = "mse") -> Tensor:
+    """Return each model's loss of each window: (M, B, H, K) twice -> (M, B).
+
+    weights (K,): of each target, in mse and mae. loss: mse, mae, or an own function (forecast, truth) -> (M, B).
+    Errors: CpbkitError for a forecast, or a loss of one's own, of another shape.
+    """
     if forecast.shape != truth.shape:
         raise CpbkitError(
             f"a forecast must have the shape of the truth (models, batch, horizon, targets) = {tuple(truth.shape)}; "
             f"got {tuple(forecast.shape)}. Change the network's last layer"
         )
-    return (forecast.to(truth.dtype) - truth).square().mean(2) @ weights
+    forecast = forecast.to(truth.dtype)
+    if callable(loss):
+        found = loss(forecast, truth)
+        if found.shape != truth.shape[:2]:
+            raise CpbkitError(
+                f"a loss must give one number for each window, (models, batch) = {tuple(truth.shape[:2])}; got "
+                f"{tuple(found.shape)}. Take the mean over the last two axes alone"
+            )
+        return found
+    error = forecast - truth
+    return (error.square() if loss == "mse" else error.abs()).mean(2) @ weights
 
 
 def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterator[Fit]:
@@ -133,7 +147,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             teacher = y, None if training.teacher_forcing == 1 else coins.index_select(0, i)[0]
         with autocast:
             forecast = stack.net(x, last, teacher)
-        losses = loss_per_model(forecast, y, windows.target_weights)  # (M, B)
+        losses = loss_per_model(forecast, y, windows.target_weights, windows.loss)  # (M, B)
         if windows.weights is not None:
             losses = losses * windows.weights[rows]
         _move(stack, training, losses.mean(1), i)
@@ -374,7 +388,7 @@ def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int]) ->
     count = torch.zeros_like(total)
     for rows, mask in _batches(windows, part, members):
         x, last, y = windows.gather(rows)
-        losses = loss_per_model(net(x, last), y, windows.target_weights)
+        losses = loss_per_model(net(x, last), y, windows.target_weights, windows.loss)
         total += torch.where(mask > 0, losses, 0).sum(1)
         count += mask.sum(1)
     return total / count

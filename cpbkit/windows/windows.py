@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from cpbkit.config import own
 from cpbkit.config.experiment import Task, derive_seed
 from cpbkit.errors import check_name
 from cpbkit.windows.scaling import Scaler
@@ -73,6 +74,7 @@ class Windows:
             self.weights = put(weights)
         shares = torch.tensor(task.target_weights, dtype=dtype, device=self.device)
         self.target_weights = shares / shares.sum()  # (K,) of each target in the loss
+        self.loss = own.find(task.loss, "a loss") if own.is_own(task.loss) else task.loss
         self.back = torch.arange(1 - task.context, 1, device=self.device)
         self.ahead = torch.arange(1, task.horizon + 1, device=self.device)
 

@@ -1,0 +1,67 @@
+"""A person's own parts, named `module:name` or `file.py:name`: found from the current folder, known by their source."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cpbkit.errors import CpbkitError
+
+
+def is_own(name: str) -> bool:
+    """Say whether a name in an experiment is that of a person's own part."""
+    return ":" in name
+
+
+def find(name: str, kind: str) -> Callable:
+    """Return what `module:name` or `file.py:name` names; this runs the module.
+
+    Modules are looked for in the current folder too. Errors: CpbkitError where there is no such thing.
+    """
+    place, _, attribute = name.rpartition(":")
+    try:
+        return getattr(_load(place), attribute)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        raise CpbkitError(
+            f"{kind} of your own is named module:name or file.py:name, found from the current folder {os.getcwd()}; "
+            f"got {name!r} ({error}). In a notebook, `%%writefile mine.py` on top of a cell makes a file of it"
+        ) from None
+
+
+def _load(place: str):
+    if not place.endswith(".py"):
+        if os.getcwd() not in sys.path:  # `python -m` has it there, an installed command and a worker have not
+            sys.path.insert(0, os.getcwd())
+        return importlib.import_module(place)
+    path = Path(place).resolve(strict=True)
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # under its plain name, so that its classes can be pickled
+    spec.loader.exec_module(module)
+    return module
+
+
+def fingerprint(name: str) -> str:
+    """Return the SHA-256 of the source that holds an own part. Errors: CpbkitError as `find`."""
+    part = find(name, "a part")
+    source = Path(inspect.getsourcefile(inspect.unwrap(part)))
+    return hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def require_consent(names: Iterable[str], trust_code: bool, whose: str) -> None:
+    """Refuse to run code that a run or model of somebody else may name, unless the person says so.
+
+    Errors: CpbkitError, with what to say.
+    """
+    if (wanted := sorted(set(filter(is_own, names)))) and not trust_code:
+        raise CpbkitError(
+            f"{whose} asks for code on this machine: {', '.join(wanted)}. Where you know that code, allow it by "
+            "trust_code=True, in the terminal --trust-code"
+        )

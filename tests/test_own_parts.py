@@ -1,0 +1,131 @@
+"""What a person brings: found by name from the current folder, known by its source, run by consent alone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import cpbkit as cpb
+from cpbkit.cli.main import cpbkit
+from cpbkit.config import own
+from cpbkit.config.experiment import read_experiment, to_json, vary
+from cpbkit.config.presets import PRESETS, find_preset
+from cpbkit.data.synthetic import make_market
+from cpbkit.errors import CpbkitError, RunError, UnknownName
+
+PARTS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, task, settings):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(task.context, task.horizon))
+
+    def forward(self, x):
+        return self.layers(x[..., :1])[..., None]
+
+def huber(forecast, truth):
+    return torch.nn.functional.huber_loss(forecast, truth, reduction="none").mean((-1, -2))
+
+def flat(forecast, truth):
+    return (forecast - truth).square().mean()
+"""
+SMALL = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 5, "executor": "local", "quiet": True}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts_here.py").write_text(PARTS)
+    yield tmp_path
+    sys.modules.pop("parts_here", None)
+    sys.path[:] = [place for place in sys.path if place != str(tmp_path)]
+
+
+@pytest.fixture
+def bars():
+    return make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-01-20")
+
+
+@pytest.mark.parametrize("place", ["parts_here", "parts_here.py", "./parts_here.py"])
+def test_parts_are_found_from_the_current_folder(here, place):
+    loss = own.find(f"{place}:huber", "a loss")
+    assert loss(torch.zeros(2, 3, 4, 1), torch.ones(2, 3, 4, 1)).shape == (2, 3)
+    assert own.fingerprint(f"{place}:huber") == own.fingerprint(f"{place}:Net")
+
+
+@pytest.mark.parametrize("name", ["nowhere:f", "nowhere.py:f", "parts_here:nothing", "parts_here:", ":f"])
+def test_parts_that_are_not_there_say_where_they_were_looked_for(here, name):
+    with pytest.raises(CpbkitError, match="found from the current folder"):
+        own.find(name, "a loss")
+
+
+def test_a_run_with_own_network_and_loss_trains_and_is_used_by_consent(here, bars):
+    run = cpb.sweep("quick", data=bars, name="parts_here:Net", loss="parts_here.py:huber", folder="run", **SMALL)
+    assert run.results[0]["status"] == "done"
+    given = bars["BTCUSDT_1h"]
+    first = run["BTCUSDT_1h"].forecast(given)
+    with pytest.raises(CpbkitError, match=r"asks for code on this machine: parts_here\.py:huber, parts_here:Net"):
+        cpb.open_run("run")["BTCUSDT_1h"]
+    again = cpb.open_run("run", trust_code=True)["BTCUSDT_1h"].forecast(given)
+    assert again.frame.equals(first.frame)
+    (here / "parts_here.py").write_text(PARTS + "\n# another source\n")
+    with pytest.raises(RunError, match="is not that of the training any more"):
+        cpb.open_run("run", trust_code=True)["BTCUSDT_1h"]
+
+
+def test_the_terminal_asks_for_consent_before_it_runs_what_a_run_names(here, bars):
+    given = bars["BTCUSDT_1h"].frame
+    given.to_csv("BTCUSDT_1h.csv")
+    cpb.sweep("quick", data=bars, name="parts_here:Net", folder="run", **SMALL)
+    words = ["forecast", "run", "--bars", "BTCUSDT_1h.csv"]
+    shown = CliRunner().invoke(cpbkit, words)
+    assert shown.exit_code == 1 and "--trust-code" in shown.output
+    assert CliRunner().invoke(cpbkit, [*words, "--trust-code"]).exit_code == 0
+    shown = CliRunner().invoke(cpbkit, ["audit", "run"])
+    assert shown.exit_code == 1 and "--trust-code" in shown.output
+
+
+def test_an_own_loss_of_another_shape_is_refused_with_the_rule(here, bars):
+    with pytest.raises(CpbkitError, match="one number for each window"):
+        cpb.sweep("quick", data=bars, loss="parts_here:flat", folder="run", **SMALL)
+
+
+def test_another_loss_trains_other_weights(here, bars):
+    made = {}
+    for loss in ("mse", "mae", "parts_here:huber"):
+        run = cpb.sweep("quick", data=bars, loss=loss, folder=loss.replace(":", "-"), **SMALL)
+        made[loss] = torch.cat([tensor.flatten() for tensor in run["BTCUSDT_1h"].weights.values()])
+    assert not torch.equal(made["mse"], made["mae"]) and not torch.equal(made["mse"], made["parts_here:huber"])
+    with pytest.raises(UnknownName, match="nearest: mse"):
+        vary(PRESETS["quick"], loss="msee")
+
+
+def test_a_worker_process_finds_what_this_one_finds(here, bars):
+    """As an installed command, whose path does not hold the current folder."""
+    bars["BTCUSDT_1h"].frame.to_csv("BTCUSDT_1h.csv")
+    code = "import sys; sys.path = [p for p in sys.path if p]; from cpbkit.cli.main import cpbkit; cpbkit(sys.argv[1:])"
+    settings = ("context=8", "horizon=2", "steps=5", "name=parts_here:Net", "loss=parts_here:huber")
+    words = ["sweep", "--files", ".", "--symbols", "BTC", "--intervals", "1h", "--epochs", "1", "--run", "run"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p and p != str(here))}
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_own_preset_is_a_file(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"preset": "mine", "model": {"name": "gru", "width": 6}, "task": {"context": 8}}')
+    mine = find_preset(path)
+    assert (mine.preset, mine.model.width, mine.task.context, mine.task.horizon) == ("mine", 6, 8, 10)
+    path.write_text(to_json(mine))
+    assert read_experiment(path) == mine
+    for text, words in (("{", "must be an experiment as JSON"), ('{"modell": {}}', "nearest: model")):
+        path.write_text(text)
+        with pytest.raises(CpbkitError, match=words):
+            find_preset(path)
+    with pytest.raises(UnknownName, match="nearest: quick"):
+        find_preset("quik")
