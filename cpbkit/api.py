@@ -77,10 +77,10 @@ class Run:
         return Verdicts(verdict_table(by_head), tuple(lines))
 
     def plot(self):
-        """Return the figure of the run: a loss panel for each series, memory and load below."""
-        from cpbkit.views.loss import sweep_figure
+        """Return the picture of the run as HTML: a panel for each series, memory and load below."""
+        from cpbkit.views.panels import sweep_html
 
-        return sweep_figure(self.results, self._folder.monitor(), self.series)
+        return sweep_html(self.results, self._folder.monitor(), self.series)
 
     def report(self, out: str | os.PathLike | None = None) -> "Link":
         """Write the report, one HTML file, and return a link to it."""

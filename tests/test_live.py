@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import IPython
 import pytest
-from test_views import EXPERIMENT, made_up_monitor, made_up_results, pixels
+from test_views import EXPERIMENT, made_up_monitor, made_up_results
 
 from cpbkit.errors import UnknownName
 from cpbkit.views.live import Notebook, Terminal, browse, in_notebook, live, sentence
-from cpbkit.views.loss import SweepFigure, loss_figure
+from cpbkit.views.loss import loss_figure
+from cpbkit.views.panels import SweepPicture
 
 
 @dataclass
@@ -166,70 +167,129 @@ def test_two_threads_never_write_at_once(monkeypatch):
     assert stream.worst == 1
 
 
+@dataclass
+class Kernel:
+    """What a kernel offers to a view, and the displays that its page would have: (time, bundle) of each state."""
+
+    displays: list = field(default_factory=list)
+    after_cell: list = field(default_factory=list)
+    kernel = "a kernel"
+
+    @property
+    def events(self):
+        return SimpleNamespace(
+            register=lambda event, function: self.after_cell.append((event, function)),
+            unregister=lambda event, function: self.after_cell.remove((event, function)),
+        )
+
+    def display(self, bundle, raw, display_id):
+        assert raw and display_id
+        states = [(time.monotonic(), bundle)]
+        self.displays.append(states)
+        return SimpleNamespace(update=lambda bundle, raw: states.append((time.monotonic(), bundle)))
+
+    def end_cell(self):
+        for event, function in list(self.after_cell):
+            assert event == "post_run_cell"
+            function(None)
+
+    def said(self):
+        return [bundle["text/plain"] for _, bundle in self.displays[0]]
+
+    def drawn(self):
+        return [bundle["text/html"] for _, bundle in self.displays[1]]
+
+
 @pytest.fixture
-def shown(monkeypatch):
-    """What a notebook's page would show: the pictures of each display, in order."""
-    pages = []
-
-    def display(image, display_id):
-        pages.append([image.data])
-        return SimpleNamespace(update=lambda image: pages[-1].append(image.data))
-
-    monkeypatch.setattr("IPython.display.display", display)
-    return pages
+def kernel(monkeypatch):
+    kernel = Kernel()
+    monkeypatch.setattr("IPython.display.display", kernel.display)
+    monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
+    yield kernel
+    kernel.end_cell()  # which ends the thread of a view that is still open
 
 
-def test_a_notebook_shows_the_state_in_one_picture(shown, tmp_path):
+def test_a_notebook_shows_a_line_and_a_picture(kernel):
     clock, results, monitor = Clock(), made_up_results(), made_up_monitor(gpu=False)
     view = Notebook(EXPERIMENT, "first", clock)
-    clock.now += 1000
-    state = State(results=results[:30], monitor=monitor)
-    view(state)
-    same = SweepFigure(EXPERIMENT.series, "quick  ·  40 series  ·  first", EXPERIMENT.training.epochs, synthetic=True)
-    (pictures,) = shown
-    assert len(pictures) == 2
-    assert (pixels(pictures[0], tmp_path) == pixels(same.png(), tmp_path)).all()
-    same.show(state.results, {}, monitor, state.stage, state.seconds_left, False, state.samples_per_second)
-    assert (pixels(pictures[1], tmp_path) == pixels(same.png(), tmp_path)).all()
-
-
-def test_the_live_view_takes_a_hundredth_of_the_time_at_most(shown, monkeypatch):
-    clock = Clock()
-    view = Notebook(EXPERIMENT, clock=clock)
-    cost, times = 0.08, []
-
-    def draw():
-        clock.now += cost
-        times.append(clock.now)
-        return b""
-
-    monkeypatch.setattr(view.picture, "show", lambda *state: None)
-    monkeypatch.setattr(view.picture, "png", draw)
-    begun = clock.now
-    while clock.now < begun + 300:
-        view(State())
-        clock.now += 0.01
-    for n, moment in enumerate(times, start=1):
-        assert n * cost <= 0.01 * (moment - begun) + cost
-    assert 0.009 * 300 <= len(times) * cost <= 0.01 * 300 + cost  # and what may be spent is spent
-    cost = 1e-6
-    clock.now, before = clock.now + 1000, len(times)
-    begun = clock.now
-    while clock.now < begun + 30:
-        view(State())
-        clock.now += 0.01
-    assert 19 <= len(times) - before <= 21  # a fast machine: one in 1.5 s, not more
-
-
-def test_the_last_state_is_drawn_once_whatever_it_costs(shown):
-    clock = Clock()
-    view = Notebook(EXPERIMENT, clock=clock)
+    assert not kernel.displays  # a run that goes on must not begin with "0 done"
+    view(State(results=results[:30], monitor=monitor))
+    same = SweepPicture(EXPERIMENT.series, "quick  ·  40 series  ·  first", EXPERIMENT.training.epochs, synthetic=True)
+    assert kernel.drawn() == [same.html(results[:30], {}, monitor, 112.0)]
+    assert kernel.said() == [
+        "30 of 40 done  ·  30 %  ·  1 m 52 s left  ·  11.8 k samples/s  ·  0 s elapsed  ·  training, epoch 3"
+    ]
+    assert 'style="width:30.0%"' in kernel.displays[0][0][1]["text/html"]
+    clock.now += 61
     for _ in range(3):
-        view(State(results=made_up_results()))
-    assert len(shown[0]) == 2 and view.picture.counts.get_text() == "38 done  ·  1 sick  ·  1 failed"
+        view(State(results=results, share=1.0))
+    assert kernel.said()[1:] == ["40 of 40 done  ·  100 %  ·  1 m 01 s elapsed"]  # once, however often it is told
+    assert kernel.drawn()[1:] == [same.html(results)] and not kernel.after_cell
 
 
-def test_the_view_fits_the_place(monkeypatch, shown):
+def test_a_notebook_goes_on_while_nothing_is_heard(kernel, monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    clock = Clock()
+    view = Notebook(EXPERIMENT, clock=clock)
+    view(State())
+    clock.now += 75
+    wait_until(lambda: "nothing new for 1 m 15 s" in kernel.said()[-1])
+    assert kernel.said()[-1].startswith("0 of 40 done  ·  30 %  ·  37 s left  ·  11.8 k samples/s  ·  1 m 15 s elapsed")
+
+
+def test_a_notebook_whose_cell_ends_early_says_so(kernel, monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    view = Notebook(EXPERIMENT)
+    view(State(results=made_up_results()[:3]))
+    view(State(results=made_up_results()[:4]))
+    kernel.end_cell()
+    assert "4 of 40 done" in kernel.said()[-1]
+    assert kernel.said()[-1].endswith("stopped here; the same cell goes on from what is done")
+    count = len(kernel.said())
+    assert kernel.drawn()[-1].count("cpb-waiting") - kernel.drawn()[-1].count("cpb-waiting b") == 36
+    time.sleep(0.2)
+    view(State(results=made_up_results()[:5]))
+    assert len(kernel.said()) == count  # the thread is gone
+
+
+def test_a_state_is_not_read_while_the_sweep_changes_it(kernel, monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    monkeypatch.setattr("cpbkit.views.live.PERIOD", 0.0)
+    monkeypatch.setattr("cpbkit.views.live.SHARE", 10.0)
+    state, view = State(results=made_up_results()[:3]), Notebook(EXPERIMENT)
+    view(state)
+    state.results.append("no line of a ledger")
+    wait_until(lambda: len(kernel.drawn()) > 3)
+    assert all("3 done" in html for html in kernel.drawn())
+
+
+@pytest.mark.parametrize(("cost", "least", "most"), [(0.02, 1, 2), (0.0, 10, 75)])
+def test_the_picture_takes_its_share_of_the_time_at_most(kernel, monkeypatch, cost, least, most):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.01)
+    monkeypatch.setattr("cpbkit.views.live.PERIOD", 0.02)
+    view = Notebook(EXPERIMENT)
+
+    def burn(*state):
+        begun = time.thread_time()
+        while time.thread_time() < begun + cost:
+            pass
+        return ""
+
+    monkeypatch.setattr(view.picture, "html", burn)
+    view(State())
+    time.sleep(1.5)
+    kernel.end_cell()
+    assert least <= len(kernel.drawn()) - 2 <= most  # but the first and the last: 0.02 s may be spent in 2 s
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_view_fits_the_place(monkeypatch):
     assert not in_notebook() and isinstance(live(EXPERIMENT), Terminal)
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
     assert in_notebook() and isinstance(live(EXPERIMENT, "first"), Notebook)

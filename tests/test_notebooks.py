@@ -187,7 +187,8 @@ def test_it_runs_on_a_cpu(path, tmp_path, monkeypatch):
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    shown = [output for output in outputs if "image/png" in output.get("data", {})]
+    data = [output.get("data", {}) for output in outputs]
+    shown = [one for one in data if "image/png" in one or "<svg" in one.get("text/html", "")]
     assert len(shown) >= figures
     assert not [output for output in outputs if output.output_type == "error"]
 

@@ -1,28 +1,33 @@
-"""Watch a sweep: one picture that changes in place in a notebook, one line in a terminal.
+"""Watch a sweep: a picture that changes in place in a notebook, one line in a terminal.
 
 There is no stop button: a kernel hears its widgets only between cells. Interrupting it (or Ctrl-C) stops a sweep,
 and the same command goes on from there.
 """
 
+import contextvars
 import os
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
 from cpbkit.quantities import duration, standing
-from cpbkit.views.loss import SweepFigure, loss_figure
+from cpbkit.views.loss import loss_figure
+from cpbkit.views.page import status_line
+from cpbkit.views.panels import SweepPicture, tally
 from cpbkit.views.style import label
 
 if TYPE_CHECKING:  # it loads torch, which a view does not need
     from cpbkit.runs.progress import State
 
-SHARE = 0.01  # of the sweep's time that a live view may take
-PERIOD = 1.5  # s between two pictures at the least
+SHARE = 0.01  # of one core's time that the live picture may take
+BEAT = 1.0  # s between two states of a notebook's line
+PERIOD = 2.0  # s between two pictures at the least
 LINE_PERIOD = 0.2  # s between two states of a terminal's line
 BAR = 10  # marks of the bar: with all that matters behind it, it fits 80 columns
 LOG_PERIOD = 10.0  # s between two lines where they are kept, as in a file
@@ -41,41 +46,125 @@ def in_notebook() -> bool:
     return hasattr(ipython.get_ipython() if ipython else None, "kernel")
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a view last heard of a sweep, which goes on while this is drawn."""
+
+    results: list[dict]
+    running: dict[str, dict]
+    stage: str
+    total: int
+    share: float
+    seconds_left: float | None
+    at_most: bool
+    samples_per_second: float
+
+
 class Notebook:
-    """The sweep as one picture, replaced in place, as often as SHARE of the time allows."""
+    """The sweep as a line that changes every second and a picture that follows it, both replaced in place.
 
-    def __init__(self, experiment: Experiment, name: str = "", clock: Callable[[], float] = time.perf_counter):
-        from IPython.display import Image, display  # only kernels have it
+    A thread draws them, so that they go on while the sweep has nothing to say. It ends with the cell: what an
+    interrupt or an error leaves behind says that it stopped.
+    """
 
+    def __init__(self, experiment: Experiment, name: str = "", clock: Callable[[], float] = time.monotonic):
         title = "  ·  ".join(filter(None, (experiment.preset, f"{len(experiment.series)} series", name)))
         made_up = experiment.data.source == "synthetic"
-        self.picture = SweepFigure(experiment.series, title, experiment.training.epochs, made_up)
-        self._clock, self._image = clock, Image
-        self._handle = display(Image(self.picture.png()), display_id=True)
-        self._begun = self._last = clock()
-        self._spent = self._cost = 0.0
-        self._over = False
+        self.picture = SweepPicture(experiment.series, title, experiment.training.epochs, made_up)
+        self._clock, self._lock, self._over = clock, threading.Lock(), threading.Event()
+        self._seen: Seen | None = None
+        self._begun = self._heard = self._worded = self._drawn = clock()
+        self._cost = 0.0  # s of a core, of the last picture
+        self._take_monitor: Callable[[], Any] = lambda: None
 
     def __call__(self, state: "State") -> None:
-        """Draw the state if it is time for it; the last one is always drawn."""
-        now, over = self._clock(), state.done >= state.total
-        early = now - self._last < PERIOD or self._spent + self._cost > SHARE * (now - self._begun)
-        if self._over or (early and not over):
+        """Take up the state; the first and the last one are shown at once."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            first, over = self._seen is None, state.done >= state.total
+            self._take_up(state, over)
+            if first:
+                self._open()
+            if over:
+                self._close()
+
+    def _take_up(self, state: "State", over: bool) -> None:
+        """Keep a copy: the thread must not read what the sweep is changing."""
+        self._heard = self._clock()
+        fresh = {"results": list(state.results), "running": dict(state.running), "stage": state.stage}
+        if self._seen and self._heard - self._worded < LINE_PERIOD and not over:
+            self._seen = replace(self._seen, **fresh)  # a large sweep has many words a second: estimates take time
             return
-        stage = "" if over else state.stage
-        self.picture.show(
-            state.results,
-            state.running,
-            state.monitor,
-            stage,
-            state.seconds_left,
-            state.at_most,
-            state.samples_per_second,
+        self._worded, self._take_monitor = self._heard, lambda: state.monitor
+        self._seen = Seen(
+            **fresh,
+            total=state.total,
+            share=state.share,
+            seconds_left=state.seconds_left,
+            at_most=state.at_most,
+            samples_per_second=state.samples_per_second,
         )
-        self._handle.update(self._image(self.picture.png()))
-        self._over, self._last = over, self._clock()
-        self._cost = self._last - now
-        self._spent += self._cost
+
+    def _open(self) -> None:
+        from IPython import get_ipython  # only kernels have it
+        from IPython.display import display
+
+        self._begun, self._thread = self._clock(), threading.get_ident()
+        self._line = display(self._status(), raw=True, display_id=True)
+        self._image = display(self._drawing(), raw=True, display_id=True)
+        self._shell = get_ipython()
+        self._shell.events.register("post_run_cell", self._leave)
+        # Outputs belong to the cell that a context variable names, and a new thread has a context of its own.
+        threading.Thread(target=contextvars.copy_context().run, args=(self._beat,), daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            with self._lock:
+                if not self._over.is_set():
+                    self._follow()
+
+    def _follow(self) -> None:
+        """Show the present in the line, and in the picture where it is time for it."""
+        self._line.update(self._status(), raw=True)
+        if self._clock() - self._drawn >= max(PERIOD, self._cost / SHARE):
+            begun = time.thread_time()  # the clock on the wall would count what the training takes meanwhile
+            self._image.update(self._drawing(), raw=True)
+            self._cost = time.thread_time() - begun
+
+    def _close(self, stopped: bool = False) -> None:
+        self._over.set()
+        self._shell.events.unregister("post_run_cell", self._leave)
+        self._line.update(self._status(stopped), raw=True)
+        self._image.update(self._drawing(), raw=True)
+
+    def _leave(self, result: Any = None) -> None:
+        """Say that the sweep stopped: its cell is over, and not all is done.
+
+        A cell of a subshell, which runs beside it in another thread, may end at any time.
+        """
+        with self._lock:
+            if not self._over.is_set() and threading.get_ident() == self._thread:
+                self._close(stopped=True)
+
+    def _drawing(self) -> dict[str, str]:
+        seen, self._drawn = self._seen, self._clock()
+        html = self.picture.html(seen.results, seen.running, self._take_monitor(), seen.seconds_left)
+        return {"text/html": html, "text/plain": tally(seen.results, len(seen.running), seen.total)}
+
+    def _status(self, stopped: bool = False) -> dict[str, str]:
+        seen, now = self._seen, self._clock()
+        done, silent = len(seen.results), now - self._heard
+        left = None if stopped or seen.seconds_left is None else max(0.0, seen.seconds_left - silent)
+        speed = 0.0 if stopped else seen.samples_per_second
+        parts = standing(done, seen.total, seen.share, left, seen.at_most, speed)
+        parts.append(f"{duration(now - self._begun)} elapsed")
+        stage = seen.stage if done < seen.total else ""
+        if stopped:
+            stage = "stopped here; the same cell goes on from what is done"
+        elif stage and silent >= SILENCE:
+            stage += f"  ·  nothing new for {duration(silent)}"
+        return status_line(seen.share, parts, stage)
 
 
 class Terminal:

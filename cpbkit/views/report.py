@@ -17,8 +17,9 @@ from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration
 from cpbkit.runs.folder import ABOUT, CLOCK, REPORT, RunFolder, tell_stopped
-from cpbkit.views.loss import is_synthetic, sweep_figure
+from cpbkit.views.loss import is_synthetic
 from cpbkit.views.market import passport_figure
+from cpbkit.views.panels import sweep_html
 from cpbkit.views.style import DARK, NAMES, label
 from cpbkit.views.verdict import coverage_figure, verdict_figure
 
@@ -155,7 +156,7 @@ def _training(experiment: Experiment, results: Sequence[Mapping], monitor: pd.Da
     sick = {check.series for check in wrong if check.verdict == "SICK"}
     spent = sum(line.get("epochs", 0) for line in results)
     return {
-        "sweep_figure": Markup(sweep_figure(results, monitor, series=experiment.series).svg("sweep")),
+        "sweep": Markup(sweep_html(results, monitor, series=experiment.series)),
         "soundness": f"{len(results) - len(sick)} of {counted(len(results), 'model')} trained soundly, "
         f"{counted(spent, 'epoch')} in all.",
         "health": [

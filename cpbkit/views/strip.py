@@ -1,0 +1,79 @@
+"""Memory and load of a sweep as strips of text, for a page; `timeline` draws the same as a figure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+import numpy as np
+import pandas as pd
+
+from cpbkit.views.timeline import GB, UNITS, thinned
+
+ACROSS, HIGH = 1000, 100  # units of a strip's SVG, which is stretched to its place
+CHARACTER = 0.011  # of a strip's width, about, that a character of an event's words takes
+
+
+def strips(monitor: pd.DataFrame | None, seconds_left: float | None = None) -> Iterator[str]:
+    """Draw memory and load from a monitor's frame, as far as there is one, with room for the time left."""
+    if monitor is None or monitor.empty:
+        return
+    marked = monitor[monitor["text"] != ""]
+    events = list(zip(marked["time"], marked["text"], strict=True))
+    gpus = sorted(device for device in monitor["device"].unique() if device.startswith("cuda"))
+    frame = monitor[monitor["device"] == (gpus[0] if gpus else "cpu")]
+    of = f" of {gpus[0]}" if len(gpus) > 1 else ""
+    time = frame["time"].to_numpy(float)
+    end = time.max(initial=0) + (seconds_left or 0)
+    if gpus:
+        lower, upper = (frame[name].to_numpy(float) / GB for name in ("allocated", "reserved"))
+        title = f"GPU memory{of}, GB: allocated {lower[-1]:.2f}, reserved {upper[-1]:.2f}"
+        yield _strip(title, "memory", time, [lower, upper], end, events=events)
+    else:
+        host = frame["host"].to_numpy(float) / GB
+        yield _strip(f"host memory, GB: {host[-1]:.2f}", "memory", time, [host], end, events=events)
+    busy = frame["utilisation"].to_numpy(float)
+    title = f"device busy{of}, %" if gpus else "CPU busy, %"
+    if np.isfinite(busy).any():
+        title += f": {busy[np.isfinite(busy)][-1]:.0f}"
+    else:
+        title += ", not measured here"
+    yield _strip(title, "load", time, [busy], end, top=100.0)
+
+
+def _strip(title, kind, time, curves, end, top=None, events=()) -> str:
+    """Draw the first curve filled and a second as a line over `time`; `end` is the least extent in seconds."""
+    _, unit, name = next(u for u in UNITS if end >= u[0])
+    end = max(end, 1.0)
+    most = max(np.nanmax(curve, initial=0) for curve in curves)
+    top = max(top or 0, most * (1 if top else 1.2)) or 1.0
+    time, curves = thinned(time, curves)
+    x = (ACROSS * time / end).round().astype(int)
+    y = [(HIGH * (1 - np.nan_to_num(curve) / top)).round(1) for curve in curves]
+    lines = [" ".join(f"{a} {b:g}" for a, b in zip(x.tolist(), line.tolist(), strict=True)) for line in y]
+    drawn = f'<path class="cpb-{kind}-fill" d="M{x[0]} {HIGH}L{lines[0]} {x[-1]} {HIGH}"/>'
+    for line, name_of_line in zip(lines, (kind, "upper"), strict=False):
+        drawn += f'<path class="cpb-{name_of_line}" d="M{line}"/>'
+    words, free = "", -1.0
+    for moment, text in events:
+        share = moment / end
+        drawn += f'<path class="cpb-event" d="M{ACROSS * share:.0f} 0V{HIGH}"/>'
+        if share >= free:  # else the event keeps its line only: its words would run into those before
+            words += f'<span class="cpb-said" style="left:{100 * share:.1f}%">{escape(text)}</span>'
+            free = share + CHARACTER * (len(text) + 2)
+    for k, tick in enumerate(ticks(end / unit, 5)):
+        text = f"{tick:g}{f' {name}' * (k == 1)}"
+        words += f'<span class="cpb-x" style="left:{100 * tick * unit / end:.1f}%">{text}</span>'
+    for tick in ticks(top, 4):
+        words += f'<span class="cpb-y" style="bottom:{100 * tick / top:.1f}%">{tick:g}</span>'
+    title = escape(title)
+    return (
+        f'<div><div>{title}</div><div class="cpb-plot"><svg viewBox="0 0 {ACROSS} {HIGH}" preserveAspectRatio="none" '
+        f'role="img" aria-label="{title}, over {end / unit:.3g} {name}">{drawn}</svg>{words}</div></div>'
+    )
+
+
+def ticks(end: float, most: int) -> Sequence[float]:
+    """Return round numbers from 0 to at most `end`, `most` steps of 1, 2 or 5 times a power of ten at the most."""
+    power = 10.0 ** math.floor(math.log10(end / most))
+    step = next(power * k for k in (1, 2, 5, 10) if power * k * most >= end)
+    return [round(step * k, 10) for k in range(int(end / step + 1e-9) + 1)]
