@@ -14,6 +14,7 @@ from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines, split_name, validate
 from cpbkit.errors import RunError, check_name
+from cpbkit.evaluation.pooled import gather, pool
 from cpbkit.evaluation.verdicts import Judgement, Verdict, headline, judgements, verdict_table, verdicts
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
@@ -21,9 +22,10 @@ from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 
 MEANING = {  # of a verdict, for who would act on it
-    "BEATS": "better than {floor} in the test split, by {skill:+.2f} % of RMSE",
+    "BEATS": "better than {floor} in the test split, skill {skill:+.2f} %",
     "TIES": "ties {floor}: this is no edge",
     "LOSES": "worse than {floor}: take the naive forecast",
+    "TOO FEW TO TELL": "{reason}",
 }
 
 
@@ -74,6 +76,8 @@ class Run:
         by_head = judgements(line for line in self.results if line["status"] == "done")
         lost = len(self.results) - sum(line["status"] == "done" for line in self.results)
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
+        losses, _ = gather([line["series"] for line in self.results if line["test"]], self._folder.losses)
+        lines += [f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()]
         return Verdicts(verdict_table(by_head), tuple(lines))
 
     def plot(self):

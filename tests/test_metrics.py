@@ -137,30 +137,86 @@ def test_diebold_mariano_holds_its_size_on_overlapping_windows():
     assert naive > 0.25
 
 
-def test_bootstrap_interval_of_independent_losses_has_the_width_of_theory():
+def test_cosines_by_hand_and_their_variance_of_noise():
+    values = np.random.default_rng(0).normal(size=(3, 200))
+    mean, waves = metrics.cosines(values, 1)
+    assert waves.shape == (3, metrics.degrees_of_freedom(200, 1)) == (3, 14)  # 0.41 x 200^(2/3) = 14.02
+    time = (np.arange(200) + 0.5) / 200
+    by_hand = np.sqrt(2 / 200) * values[1] @ np.cos(3 * np.pi * time)
+    assert waves[1, 2] == pytest.approx(by_hand) and mean == pytest.approx(values.mean(axis=1))
+    _, waves = metrics.cosines(2 * np.random.default_rng(1).normal(size=(4000, 60)), 1)
+    assert np.mean(waves**2) == pytest.approx(4, rel=0.03)
+
+
+@pytest.mark.parametrize(("count", "horizon", "degrees"), [(1000, 1, 40), (1000, 24, 20), (300, 24, 6), (100, 24, 4)])
+def test_cosines_are_slower_than_a_horizon(count, horizon, degrees):
+    assert metrics.degrees_of_freedom(count, horizon) == degrees
+
+
+@pytest.mark.parametrize(("horizon", "count"), [(1, 40), (10, 80), (24, 192), (24, 300)])
+def test_the_cosine_test_keeps_its_size_where_others_do_not(horizon, count):
+    """Moving averages over a horizon, as overlapping windows are; with few windows Diebold-Mariano rejects far more."""
+    draws = np.random.default_rng(0).normal(size=(1500, count + horizon - 1))
+    differences = np.lib.stride_tricks.sliding_window_view(draws, horizon, axis=1).mean(axis=-1)
+    _, p = metrics.cosine_test(differences, horizon)
+    assert np.mean(p < 0.05) < 0.078 and np.mean(p < 0.01) < 0.018
+    if horizon > 1:
+        papers = np.array([metrics.diebold_mariano(d, 0 * d, horizon)[1] for d in differences[:300]])
+        assert np.mean(papers < 0.01) > 0.03
+
+
+def test_the_cosine_test_at_its_edges():
+    statistic, p = metrics.cosine_test(np.stack([np.zeros(50), np.full(50, -0.1), np.full(50, 1.0)]), 1)
+    assert statistic.tolist() == [0, -np.inf, np.inf] and p.tolist() == [1, 0, 0]
+    difference = np.random.default_rng(0).normal(size=90)
+    assert metrics.cosine_test(-difference, 4)[0] == -metrics.cosine_test(difference, 4)[0]
+
+
+def test_the_interval_of_a_ratio_is_the_test_inverted():
     rng = np.random.default_rng(0)
-    loss, floor = rng.normal(size=(2, 4000)) ** 2
-    low, high = metrics.block_bootstrap(loss, floor, 1)
-    # Delta method: Var(sqrt(a / b)) = (Var a + Var b) / (4 N) at a = b = 1, and Var of a squared normal is 2.
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(4 / (4 * 4000)), rel=0.1)
-    assert low < 1 - np.sqrt(loss.mean() / floor.mean()) < high
+    for count, horizon in ((40, 1), (300, 5), (60, 15)):
+        floor = rng.exponential(size=count) + 0.1
+        loss = 0.8 * floor + 0.3 * rng.exponential(size=count)
+        low, high = metrics.ratio_interval(loss, floor, horizon)
+        assert low < loss.mean() / floor.mean() < high
+        for end in (low, high):
+            assert metrics.cosine_test(loss - end * floor, horizon)[1] == pytest.approx(0.05)
+        wide = metrics.ratio_interval(loss, floor, horizon, (0.005, 0.025))
+        assert wide[0] < low and wide[1] == high
 
 
-def test_bootstrap_interval_widens_with_blocks_where_neighbours_agree():
-    rng = np.random.default_rng(1)
-    loss = np.repeat(rng.exponential(size=200), 10)
-    floor = np.ones(2000)
-    short, long = (metrics.block_bootstrap(loss, floor, block) for block in (1, 40))
-    assert (long[1] - long[0]) > 2.3 * (short[1] - short[0])
-    assert metrics.block_bootstrap(loss, floor, 40) == long  # seeded
-    with pytest.raises(ValueError, match=r"between 1 and the number of origins \(2000\); got 2001"):
-        metrics.block_bootstrap(loss, floor, 2001)
+def test_the_interval_of_a_ratio_is_open_where_the_mean_below_may_be_zero():
+    loss, floor = np.random.default_rng(0).normal([[1.0], [0.1]], 1, (2, 40))
+    assert metrics.cosine_test(floor, 5)[1] > 0.05
+    assert metrics.ratio_interval(loss, floor, 5) == (-np.inf, np.inf)
 
 
-def test_bootstrap_of_one_whole_block_is_the_skill_itself():
-    loss, floor = losses()
-    exact = 1 - np.sqrt(loss.mean() / floor.mean())
-    assert metrics.block_bootstrap(loss, floor, len(loss)) == pytest.approx((exact, exact))
+def test_rank_correlation_and_its_interval():
+    rng = np.random.default_rng(0)
+    held, found = 0, []
+    for _ in range(300):
+        x = rng.standard_t(3, size=400)
+        y = 0.3 * x + rng.standard_t(3, size=400)
+        share, low, high = metrics.rank_correlation(x, y, 1)
+        assert share == pytest.approx(stats.spearmanr(x, y)[0]) and low < share < high
+        found.append((share, low, high))
+    mean = np.mean([share for share, _, _ in found])
+    held = np.mean([low < mean < high for _, low, high in found])
+    assert 0.92 < held < 0.98
+    assert metrics.rank_correlation(x, np.ones(400), 1) is None
+    assert metrics.rank_correlation(x, 3 * x, 1) == (1, 1, 1)
+
+
+def test_the_break_even_fee_by_hand():
+    moves = np.array([3.0, -1.0, 2.0, 4.0, -2.0, -5.0, 1.0, 2.0])
+    forecast = np.array([1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0])  # always right
+    position = forecast - forecast.mean()
+    earned, traded = np.mean((position * moves)[1:]), np.mean([2, 2, 0, 2, 0, 2, 0])
+    assert metrics.break_even_fee(moves, forecast, 1)[0] == pytest.approx(earned / traded)
+    rise = np.random.default_rng(0).normal(5, 1, size=300)
+    assert metrics.break_even_fee(rise, np.ones(300), 1) is None  # to hold is no timing
+    fee, low, high = metrics.break_even_fee(rise, np.random.default_rng(1).normal(size=300), 1)
+    assert low < 0 < high and abs(fee) < 0.3
 
 
 def test_holm_by_hand_and_against_statsmodels():

@@ -113,7 +113,9 @@ def test_each_verdict_is_on_the_page(page):
         j, row = group[order[0]], rows[0]
         low, high = 100 * j.skill_low, 100 * j.skill_high
         assert row[2:4] == [f"{100 * j.skill:+.2f}", f"{low:+.2f} to {high:+.2f}"] and row[4] == "< 0.0001"
-        assert row[9:] == ["51.0", "48.0 to 54.0", "0.9981 / 0.9983", "0.410 / 0.400", "1,200"]
+        assert row[6:8] == [f"{100 * j.skill + 0.1:+.2f}", f"{100 * j.skill:+.2f}"]
+        worth = ["+0.020", "−0.010 to +0.050", "0.3", "−0.4 to 1.0"]
+        assert row[11:] == ["51.0", "48.0 to 54.0", *worth, "0.9981 / 0.9983", "0.410 / 0.400", "1,200"]
 
 
 def test_everything_of_the_folder_is_on_the_page(page):

@@ -54,20 +54,68 @@ def test_judgement_by_hand():
     assert j.spread == pytest.approx(np.sqrt(forecast.var(axis=0).mean() / truth.var(axis=0).mean()))
 
 
+def mean_losses(truth, forecast):
+    return ((truth - forecast) ** 2).mean(axis=(1, 2)), (truth**2).mean(axis=(1, 2))
+
+
 def test_the_statistics_are_of_the_loss_of_each_window():
     truth, forecast, floors = example()
     j = verdicts.judge(truth, forecast, floors, "bp")
-    mine, floor = ((truth - forecast) ** 2).mean(axis=(1, 2)), (truth**2).mean(axis=(1, 2))
-    assert (j.statistic, j.p) == pytest.approx(metrics.diebold_mariano(mine, floor, 3))
-    assert (j.skill_low, j.skill_high) == pytest.approx(metrics.block_bootstrap(mine, floor, 13))  # 1.75 N^(1/3)
-    assert j.skill_low < j.skill < j.skill_high
+    mine, floor = mean_losses(truth, forecast)
+    assert [j.statistic, j.p] == pytest.approx(np.array(metrics.cosine_test(mine - floor, 3)))
+    best, worst = metrics.ratio_interval(mine, floor, 3, (0.0125, 0.025))  # the best of two floors was taken
+    assert (j.skill_low, j.skill_high) == pytest.approx((1 - worst**0.5, 1 - best**0.5))
+    assert j.diebold_mariano == pytest.approx(metrics.diebold_mariano(mine, floor, 3)[0])
+    assert j.skill_low < j.skill == j.rmse_skill < j.skill_high
 
 
-def test_blocks_are_as_long_as_the_horizon():
-    truth, forecast, floors = example(horizon=40)
-    j = verdicts.judge(truth, forecast, floors, "bp")
-    mine, floor = ((truth - forecast) ** 2).mean(axis=(1, 2)), (truth**2).mean(axis=(1, 2))
-    assert (j.skill_low, j.skill_high) == pytest.approx(metrics.block_bootstrap(mine, floor, 40))
+def test_losses_count_in_units_of_the_variance_known_at_the_origin():
+    truth, forecast, floors = example()
+    variance = np.where(np.arange(400) < 200, 1.0, 9.0)
+    size = np.sqrt(variance)[:, None, None]
+    wild = verdicts.judge(
+        truth * size, forecast * size, {n: y * size for n, y in floors.items()}, "bp", variance=variance
+    )
+    calm = verdicts.judge(truth, forecast, floors, "bp")
+    for name in ("skill", "skill_low", "skill_high", "statistic", "p", "best_floor", "persistence_skill"):
+        assert getattr(wild, name) == pytest.approx(getattr(calm, name))
+    assert wild.rmse_skill == pytest.approx(1 - wild.rmse / wild.floors["persistence"]) != calm.rmse_skill
+
+
+def test_the_known_variance_uses_nothing_after_the_origin_and_no_move_over_a_gap():
+    rng = np.random.default_rng(0)
+    levels = 0.01 * rng.normal(size=(600, 1)).cumsum(axis=0)
+    series = make_series(levels, drop=[400])
+    origins = np.arange(350, 450)
+    before = verdicts._known_variance(series, [0], origins, 300)
+    moves = np.diff(levels[:, 0])
+    usual = np.mean(moves[:299] ** 2)
+    expected = 0.94 * verdicts._known_variance(series, [0], origins - 1, 300)[1] + 0.06 * moves[350] ** 2 / usual
+    assert before[1] == pytest.approx(max(expected, 0.1))  # the variance at row 351 knows the move into row 351
+    changed = levels.copy()
+    changed[380:] += 5  # a jump into row 380
+    jumped = verdicts._known_variance(make_series(changed, drop=[400]), [0], origins, 300)
+    assert np.array_equal(before[:30], jumped[:30]) and jumped[30] > 1e4
+    changed[380:] -= 5
+    changed[401:] += 5  # the row before is missing
+    assert verdicts._known_variance(make_series(changed, drop=[400]), [0], origins, 300) == pytest.approx(before)
+
+
+def test_word_and_interval_of_one_model_agree():
+    """Over skills from clearly bad to clearly good, and few windows or many."""
+    words = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        windows, horizon = [(64, 8), (60, 1), (400, 12)][seed % 3]
+        truth = rng.normal(size=(windows, horizon, 1)) * np.exp(0.5 * rng.normal(size=(windows, 1, 1)))
+        forecast = rng.uniform(-0.6, 0.9) * truth + rng.normal(size=truth.shape) * rng.uniform(0, 1)
+        floors = {"persistence": 0 * truth, "drift": 0 * truth + 0.05}
+        j = verdicts.judge(truth, forecast, floors, "bp")
+        word = verdicts.verdicts({"a": j})["a"].word
+        assert word == ("BEATS" if j.skill_low > 0 else "LOSES" if j.skill_high < 0 else "TIES"), j
+        assert word == "TIES" or j.p < 0.05
+        words.append(word)
+    assert {word: words.count(word) > 5 for word in set(words)} == {"BEATS": True, "TIES": True, "LOSES": True}
 
 
 def test_a_tables_own_unit_is_left_as_it_is():
@@ -156,13 +204,33 @@ def test_a_floor_without_error_leaves_nothing_to_win(perfect):
     json.dumps(j.to_dict(), allow_nan=False)
 
 
-def test_too_few_windows_are_a_tie_and_say_so():
-    truth, forecast, floors = example(windows=19, horizon=10, gain=50)
-    j = verdicts.judge(truth, forecast, floors, "bp")
-    assert j.skill > 0.9
-    assert verdicts.verdicts({"a": j})["a"].word == "TIES"
-    assert j.notes == ("19 windows are too few to test 10 bars ahead",)
-    assert verdicts.verdicts({"a": verdicts.judge(*example(40, 2, 50), "bp")})["a"].word == "BEATS"
+def test_too_few_windows_to_tell_are_no_tie():
+    j = verdicts.judge(*example(79, 10, 50), "bp")
+    enough = verdicts.judge(*example(80, 10, 50), "bp")
+    found = verdicts.verdicts({"a": j, "b": enough})
+    assert j.skill > 0.9 and (j.skill_low, j.skill_high, j.p) == (verdicts.WORST_SKILL, 1.0, 1.0)
+    assert found["a"].word == "TOO FEW TO TELL"
+    assert found["a"].reason.startswith("79 windows of 10 bars, a word takes 80; skill +9")
+    assert j.notes == ("79 windows are too few to test 10 bars ahead; it takes 80",)
+    assert found["b"].word == "BEATS"
+    assert found["b"].p == enough.p  # what cannot be told is not counted among the questions asked
+    table = verdicts.verdict_table({"price": {"a": j}})
+    assert table[["low %", "high %", "p"]].isna().all(axis=None) and table["verdict"][0] == "TOO FEW TO TELL"
+    assert verdicts.verdicts({"a": verdicts.judge(*example(31, 1, 50), "bp")})["a"].word == "TOO FEW TO TELL"
+
+
+def test_what_a_forecast_is_worth():
+    truth, forecast, floors = example(3000, 2, gain=0.3)
+    j = verdicts.judge(truth, forecast, floors, "bp", is_price=True)
+    assert (j.ic, j.ic_low, j.ic_high) == metrics.rank_correlation(truth[:, -1, 0], forecast[:, -1, 0], 2)
+    assert j.fee == pytest.approx(metrics.break_even_fee(1e4 * truth[:, -1, 0], forecast[:, -1, 0], 2)[0])
+    assert j.ic_low > 0.2 and "following its sign would have paid a fee of" in verdicts.say_worth(j)
+    nothing = verdicts.judge(truth, -forecast, floors, "bp", is_price=True)
+    assert verdicts.say_worth(nothing).startswith("information coefficient -0.2")
+    assert "following its sign would not pay a fee of 0.1 bp: break-even fee -" in verdicts.say_worth(nothing)
+    assert verdicts.say_worth(verdicts.judge(truth, forecast, floors, "bp")) == ""
+    silent = verdicts.judge(truth, 0 * truth, {"drift": floors["drift"]}, "bp", is_price=True)
+    assert (silent.ic, silent.fee, silent.direction) == (None, None, None)
 
 
 def test_judge_heads_takes_each_heads_columns_close_and_scale():
@@ -212,7 +280,7 @@ def some(skill, low, high, p, **changes):
         (some(0.0, 0.0, 0.0, 1.0), "TIES"),
     ],
 )
-def test_a_verdict_needs_skill_interval_and_test_to_agree(judgement, word):
+def test_a_verdict_needs_interval_and_corrected_test_to_agree(judgement, word):
     assert verdicts.verdicts({"BTCUSDT_1h": judgement})["BTCUSDT_1h"].word == word
 
 
@@ -229,6 +297,8 @@ def test_headline():
     words = ["BEATS"] * 3 + ["TIES"] * 35 + ["LOSES"] * 2
     found = {str(i): Verdict(word, 0.5, "") for i, word in enumerate(words)}
     assert verdicts.headline(found, "price") == "3 of 40 beat the best naive forecast of the price; 35 tie; 2 lose"
+    few = found | {"x": Verdict("TOO FEW TO TELL", 1, "")}
+    assert verdicts.headline(few, "price").endswith("; 35 tie; 2 lose; 1 with too few windows to tell")
     one = {"a": Verdict("BEATS", 0, ""), "b": Verdict("LOSES", 0, "")}
     assert (
         verdicts.headline(one, "volatility", unjudged=1)
@@ -283,6 +353,7 @@ def test_the_spread_over_seeds_counts_skills_and_words():
     assert table.loc[("A", "price"), "skill %, std"] == pytest.approx(np.std([2, 1, 2], ddof=1))
     assert table[["BEATS", "TIES", "LOSES"]].values.tolist() == [[2, 1, 0], [0, 0, 2], [0, 2, 1]]
     alone = verdicts.seed_spread(runs[:1])
+    assert table["TOO FEW TO TELL"].tolist() == [0, 0, 0]
     assert alone["seeds"].tolist() == [1, 1, 1] and alone["skill %, std"].isna().all()
 
 
@@ -303,9 +374,10 @@ def test_verdict_of_several_runs_is_their_spread(tmp_path):
     assert (row["series"], row["seeds"], row["BEATS"], row["TIES"]) == ("BTCUSDT_1h", 2, 1, 1)
     assert (row["skill %, min"], row["skill %, max"]) == pytest.approx((-1, 2))
     assert "-1.00" in verdict(*folders[:2]).output
-    for wrong, why in ((folders[2], "model.width: 16 -> 9"), (folders[0], "the same")):
-        shown = verdict(folders[0], wrong)
-        assert shown.exit_code == 1 and "differ in their seed alone" in shown.output and why in shown.output
+    shown = verdict(folders[0], folders[0])
+    assert shown.exit_code == 1 and "must differ in a setting" in shown.output
+    shown = verdict(folders[0], folders[2])  # these have no losses
+    assert shown.exit_code == 1 and "must have kept the losses" in shown.output
 
 
 def forty(phi, horizon, windows=1200, count=5000):

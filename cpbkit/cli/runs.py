@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shlex
 import shutil
 import sys
@@ -179,9 +180,10 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
 
 
 def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
-    """Show the verdict on every series of a run, the best first, and one line a head."""
+    """Show the verdict on every series of a run, the best first, and two lines a head: of each, and of all at once."""
+    from cpbkit.evaluation.pooled import gather, pool
     from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
-    from cpbkit.runs.folder import tell_stopped
+    from cpbkit.runs.folder import RunFolder, tell_stopped
 
     lost = [line for line in results if line["status"] != "done"]
     by_head = judgements(line for line in results if line["status"] == "done")
@@ -190,10 +192,17 @@ def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
     trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in lost]
     if stopped := tell_stopped(results):
         trouble.append(stopped)
+    judged = [line["series"] for line in results if line["test"]]
+    losses, missing = gather(judged, RunFolder(folder).losses)
+    if missing:
+        trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
+    together = {head: pool(parts) for head, parts in losses.items()}
+    heads |= {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in together.items()}
     document = {
         "run": str(folder),
         "models": len(results),
         "headlines": heads,
+        "pooled": {head: dataclasses.asdict(pooled) for head, pooled in together.items()},
         "trouble": trouble,
         "verdicts": json.loads(table.to_json(orient="records")),
     }
@@ -209,19 +218,27 @@ def _verdict_text(table) -> str:
     if table["head"].nunique() == 1:
         del shown["head"]
     shown["skill %, 95 % interval"] = [
-        f"{skill:+.2f}  [{low:+.2f}, {high:+.2f}]"
+        f"{skill:+.2f}" if math.isnan(low) else f"{skill:+.2f}  [{low:+.2f}, {high:+.2f}]"
         for skill, low, high in zip(table["skill %"], table["low %"], table["high %"], strict=True)
     ]
     shown["against"] = table["best floor"]
-    shown["p"] = table["p"].map("{:.3f}".format)
-    shown["direction %"] = table["direction %"].map("{:.1f}".format, na_action="ignore").fillna("")
+    shown["p"] = table["p"].map("{:.3f}".format, na_action="ignore").fillna("")
+    shown["persistence %"] = table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore")
+    for name, form in (("direction %", "{:.1f}"), ("IC", "{:+.3f}"), ("fee bp", "{:.1f}")):
+        shown[name] = table[name].astype(object).map(form.format, na_action="ignore").fillna("")
     for name in ("rmse", "floor rmse"):
         shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
     width = shutil.get_terminal_size().columns
     while len((text := shown.to_string(index=False)).partition("\n")[0]) > width and len(shown.columns) > always:
         shown = shown.iloc[:, :-1]
-    note = "p: of the difference to the floor, corrected for all models of a head"
-    return f"{text}\n{note}" if "p" in shown else text
+    notes = {
+        "p": "p: of the difference to the floor, corrected for all models of a head",
+        "persistence %": "persistence %: skill against plain persistence",
+        "IC": "IC: rank correlation of forecast and truth",
+        "fee bp": "fee bp: at which following the sign breaks even",
+    }
+    worth = [f"{name}: {said}" for name, said in zip(table["series"], table["worth"], strict=True) if said]
+    return "\n".join([text, *(note for name, note in notes.items() if name in shown), *worth[:1]])
 
 
 @click.command(cls=Command, examples=("cpbkit status runs/quick",))
@@ -270,27 +287,43 @@ def status(folder, as_json):
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(file_okay=False))
 @as_json
 def verdict(folders, as_json):
-    """Say whether each model beats the best naive forecast.
+    """Say whether each model beats the best naive forecast, and all of them at once.
 
     Of several RUNs that differ in their seed alone, say how much of each skill is the luck of it: `cpbkit sweep ...
-    --set seed=1 --run runs/seed1` makes another.
+    --set seed=1 --run runs/seed1` makes another. Of several that differ otherwise, say which beats the best naive
+    forecast over all series, corrected for having tried so many.
     """
+    import pandas as pd
+
+    from cpbkit.evaluation.pooled import compare_runs, gather
     from cpbkit.evaluation.verdicts import judgements, seed_spread
     from cpbkit.runs.folder import RunFolder
 
-    runs = [RunFolder(folder) for folder in folders]
-    for run in runs:
+    runs = {folder: RunFolder(folder) for folder in folders}
+    for run in runs.values():
         if not run.results():
             raise CpbkitError(f"{run.folder} has no finished series yet, of {len(run.experiment.series)}")
-    if len(runs) == 1:
-        return _show_run(folders[0], runs[0].results(), as_json)
-    for run in runs[1:]:
-        changes = difference(runs[0].settled, run.settled)
-        if [line.partition(":")[0] for line in changes] != ["training.seed"]:
-            raise CpbkitError(f"runs must differ in their seed alone; {run.folder}: {'; '.join(changes) or 'the same'}")
-    table = seed_spread(judgements(run.results()) for run in runs)
+    if len(folders) == 1:
+        return _show_run(folders[0], runs[folders[0]].results(), as_json)
+    first, *others = runs.values()
+    changes = [difference(first.settled, run.settled) for run in others]
+    if len(runs) < len(folders) or not all(changes):
+        raise CpbkitError(f"runs to compare must differ in a setting; got {', '.join(folders)} with the same ones")
+    changed = {line.partition(":")[0] for lines in changes for line in lines}
+    if changed == {"training.seed"}:
+        table = seed_spread(judgements(run.results()) for run in runs.values())
+    else:
+        by_run = {
+            folder: gather([line["series"] for line in run.results() if line["test"]], run.losses)[0]
+            for folder, run in runs.items()
+        }
+        heads = [head for head in by_run[folders[0]] if all(head in found for found in by_run.values())]
+        if not heads:
+            raise CpbkitError("runs to compare must have kept the losses of a head that they share; these have not")
+        tables = [compare_runs({f: found[head] for f, found in by_run.items()}).assign(head=head) for head in heads]
+        table = pd.concat(tables, ignore_index=True)
     show(
-        json.loads(table.to_json(orient="records")), as_json, lambda: table.to_string(index=False, float_format="%.2f")
+        json.loads(table.to_json(orient="records")), as_json, lambda: table.to_string(index=False, float_format="%.3f")
     )
 
 

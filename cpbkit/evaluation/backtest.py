@@ -65,10 +65,10 @@ def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, m
 def _pool(found: list[dict]) -> dict:
     names = [name for name in found[0]["floors"] if all(name in f["floors"] for f in found)]
     return {
-        **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors")},
+        **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors", "variance")},
         "floors": {name: np.concatenate([f["floors"][name] for f in found]) for name in names},
         "scale": np.mean([f["scale"] for f in found], axis=0),
-        "direction_of": found[0]["direction_of"],
+        **{key: found[0][key] for key in ("direction_of", "is_price")},
         "notes": tuple(dict.fromkeys(note for f in found for note in f["notes"])),
     }
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import scipy
 
-BOOTSTRAP_RESAMPLES = 1000
 LEVEL = 0.95  # of every interval
 
 
@@ -143,23 +142,93 @@ def diebold_mariano(loss, other_loss, horizon: int) -> tuple[float, float]:
     return statistic, float(2 * scipy.stats.t.sf(abs(statistic), count - 1))
 
 
-def block_bootstrap(loss, floor_loss, block: int) -> tuple[float, float]:
-    """Return the 95 % interval of the skill 1 - sqrt(mean loss / mean floor loss) by a moving-block bootstrap.
+def degrees_of_freedom(count: int, horizon: int) -> int:
+    """Return how many cosines the long-run variance of `count` successive losses is taken from.
 
-    loss, floor_loss (N,): squared errors at successive origins, `block` of which stay together (Künsch 1989).
+    0.41 N^(2/3) is the choice of Lazarus, Lewis, Stock & Watson (2018). Losses that share up to a horizon of bars
+    are a moving average over it, whose spectrum has lost a fifth at N / (2 horizon) cosines: more would make the
+    variance too small.
     """
-    loss, floor_loss = _same_shape(loss, floor_loss)
-    count = len(loss)
-    if not 1 <= block <= count:
-        raise ValueError(f"a block must be between 1 and the number of origins ({count}); got {block!r}")
-    # A resample is a sum of block sums, so it costs N / block reads and not N.
-    running = np.concatenate([np.zeros((2, 1)), np.cumsum([loss, floor_loss], axis=1)], axis=1)
-    sums = running[:, block:] - running[:, :-block]  # (2, N - block + 1)
-    blocks = -(-count // block)
-    starts = np.random.default_rng(0).integers(0, count - block + 1, (BOOTSTRAP_RESAMPLES, blocks))
-    mine, floor = sums[:, starts].sum(axis=2)
-    low, high = np.quantile(1 - np.sqrt(mine / floor), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    return int(max(4, min(0.41 * count ** (2 / 3), count / (2 * horizon), count - 1)))
+
+
+def cosines(values: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return means (...) and cosine transforms (..., nu) of series (..., N): the mean of their squares is the long-run
+    variance, that of their products the covariance (Müller 2004).
+    """
+    count = values.shape[-1]
+    waves = scipy.fft.dct(values, axis=-1)[..., 1 : degrees_of_freedom(count, horizon) + 1] / math.sqrt(2 * count)
+    return values.mean(axis=-1), waves
+
+
+def cosine_test(difference, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return statistics and two-sided p values of means of zero: Student's t over the equal-weighted cosine variance.
+
+    difference (..., N): of losses from successive origins, each up to `horizon` bars ahead. Unlike Diebold & Mariano's
+    it keeps its size with few windows and persistent errors (Lazarus, Lewis, Stock & Watson 2018). All 0: (0, 1).
+    """
+    difference = np.asarray(difference, float)
+    mean, waves = cosines(difference, horizon)
+    constant = np.ptp(difference, axis=-1) == 0  # its variance is rounding alone
+    error = np.where(constant, 0.0, np.sqrt(np.mean(waves**2, axis=-1) / difference.shape[-1]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = np.where(mean == 0, 0.0, mean / error)
+    return statistic, 2 * scipy.stats.t.sf(np.abs(statistic), waves.shape[-1])
+
+
+def ratio_interval(above, below, horizon: int, outside=(1 - LEVEL) / 2) -> tuple[float, float]:
+    """Return the interval of mean(above) / mean(below): each ratio c at which `above - c below` may have mean zero.
+
+    above, below (N,): from successive origins that share up to `horizon` bars; below has a positive mean. It is
+    `cosine_test` inverted (Fieller 1954), so it holds 1 exactly where that test does not reject equal means. Where the
+    mean below could be 0 as well, nothing is known of the ratio, and an end is infinite. outside: the chance of a
+    ratio beyond each end, one number or two.
+    """
+    (a, b), waves = cosines(np.stack([above, below]).astype(float), horizon)
+    spread = waves @ waves.T / waves.shape[1] / len(above)  # (2, 2), of the means
+    ends = []
+    for end, share in zip((-1, 1), np.broadcast_to(outside, 2), strict=True):
+        t = scipy.stats.t.isf(share, waves.shape[1])
+        # (a - c b)^2 <= t^2 (v_aa - 2 c v_ab + c^2 v_bb), a quadratic in c that holds at a / b.
+        aa, ab, bb = (x - t * t * v for x, v in ((a * a, spread[0, 0]), (a * b, spread[0, 1]), (b * b, spread[1, 1])))
+        ends.append((ab + end * math.sqrt(max(ab * ab - aa * bb, 0.0))) / bb if bb > 0 else end * math.inf)
+    return float(ends[0]), float(ends[1])
+
+
+def rank_correlation(truth, forecast, horizon: int) -> tuple[float, float, float] | None:
+    """Return Spearman's correlation over windows that share up to `horizon` bars, with its 95 % interval.
+
+    truth, forecast (N,). The interval is of the influence of each window, by `cosine_test`'s variance, on Fisher's
+    scale. None where one of them is constant.
+    """
+    x, y = (scipy.stats.rankdata(v) for v in _same_shape(truth, forecast))
+    if not (np.ptp(x) and np.ptp(y)):
+        return None
+    x, y = ((v - v.mean()) / v.std() for v in (x, y))
+    share = float(np.clip(np.mean(x * y), -1, 1))
+    if abs(share) == 1:
+        return share, share, share
+    _, waves = cosines(x * y - share * (x * x + y * y) / 2, horizon)
+    half = scipy.stats.t.ppf(0.5 + LEVEL / 2, len(waves)) * math.sqrt(np.mean(waves**2) / len(x)) / (1 - share**2)
+    centre = math.atanh(share)
+    return share, math.tanh(centre - half), math.tanh(centre + half)
+
+
+def break_even_fee(moves, forecast, horizon: int) -> tuple[float, float, float] | None:
+    """Return the fee, in the unit of the moves, at which following the sign of a forecast earns nothing; and 95 % ends.
+
+    moves, forecast (N,): over `horizon` bars from successive origins. The sign is held over the horizon and traded to
+    the next one; the fee is of each unit traded (1 to enter, 2 to turn around), each of the `horizon` ways to begin
+    counts alike. Only timing counts: what the mean position earns by itself is taken off. None where it never trades.
+    """
+    moves, forecast = _same_shape(moves, forecast)
+    position = np.sign(forecast)
+    earned, traded = (position - position.mean()) * moves, np.abs(position - np.roll(position, horizon))
+    if len(moves) < 2 * horizon or not traded[horizon:].any():
+        return None
+    earned, traded = earned[horizon:], traded[horizon:]
+    fee = float(earned.mean() / traded.mean())
+    return fee, *ratio_interval(earned, traded, horizon)
 
 
 def holm(p_values) -> np.ndarray:

@@ -11,21 +11,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import scipy
 
+from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import baselines, metrics
 
 if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
     from cpbkit.windows.series import Series
 
 SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
-WORDS = ("BEATS", "TIES", "LOSES")
+BEATS, TIES, LOSES, TOO_FEW = WORDS = ("BEATS", "TIES", "LOSES", "TOO FEW TO TELL")
+LEAST_WINDOWS, LEAST_HORIZONS = 32, 8  # of test windows, for a word: four cosines or more
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
 WORST_SKILL = -99.0  # stands for minus infinity, where a floor is perfect
+DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
+CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
+FEE = 0.1  # basis points; a maker's fee on the cheapest markets is several times this
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """How one model did on one head of one series, beside the floors. Errors are in `unit`, shares are of 1."""
+    """How one model did on one head of one series, beside the floors. Errors are in `unit`, shares are of 1.
+
+    Skill is 1 - sqrt(loss / loss of a floor), where a loss is the squared error over the variance known at the origin:
+    a wild week counts no more than a calm one, which finds twice as much. Intervals hold 95 %.
+    """
 
     windows: int  # test windows, a bar apart
     horizon: int  # bars
@@ -33,19 +43,32 @@ class Judgement:
     rmse: float
     mae: float
     rmse_by_horizon: tuple[float, ...]
-    best_floor: str  # the naive forecast with the least RMSE on these windows: the hardest to beat
+    best_floor: str  # the naive forecast with the least loss on these windows: the hardest to beat
     floor_rmse_by_horizon: tuple[float, ...]  # of the best floor
     floors: dict[str, float]  # RMSE of each, in the order of the table
-    skill: float  # 1 - RMSE / RMSE of the best floor
-    skill_low: float  # 95 % interval by a moving-block bootstrap
-    skill_high: float
-    statistic: float  # Diebold-Mariano against the best floor; negative favours the model
-    p: float  # of equal accuracy, two-sided, not yet corrected for the number of models
+    skill: float  # against the best floor
+    skill_low: float
+    skill_high: float  # its chance to be too low is shared among the floors, since the luckiest of them was taken
+    statistic: float  # of the difference to the best floor's loss, Student's t; negative favours the model
+    p: float  # of equal loss, two-sided, not yet corrected for the number of models
+    rmse_skill: float  # 1 - RMSE / RMSE of the best floor
+    rmse_skill_low: float
+    rmse_skill_high: float
+    diebold_mariano: float  # the same by the test that papers report, of unweighted losses; no verdict rests on it
     spread: float  # deviation of the forecasts over the windows, over that of the truth
+    persistence_skill: float | None = None  # against plain persistence; None where that is no floor
+    persistence_skill_low: float | None = None
+    persistence_skill_high: float | None = None
     mase: float | None = None
     direction: float | None = None  # share of right signs over the whole horizon; None where nothing is said
     direction_low: float | None = None
     direction_high: float | None = None
+    ic: float | None = None  # information coefficient: rank correlation of forecast and truth over the whole horizon
+    ic_low: float | None = None
+    ic_high: float | None = None
+    fee: float | None = None  # basis points at which following the sign breaks even, of each unit traded
+    fee_low: float | None = None
+    fee_high: float | None = None
     level_rmse: float | None = None  # of the price (or own level) itself, in its unit
     level_mae: float | None = None
     r2: float | None = None  # of the level; near 1 for any copy of the last price, hence beside persistence's
@@ -60,8 +83,21 @@ class Judgement:
 
     @classmethod
     def from_dict(cls, raw: Mapping) -> "Judgement":
-        """Read what `to_dict` wrote."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+        """Read what `to_dict` wrote. Errors: CpbkitError for a judgement of another version."""
+        try:
+            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+        except TypeError as error:
+            raise CpbkitError(f"this run was judged by another version of cpbkit; sweep anew ({error})") from None
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are windows enough for a word."""
+        return is_enough(self.windows, self.horizon)
+
+
+def is_enough(windows: int, horizon: int) -> bool:
+    """Return whether so many windows, a bar apart, are enough for a word so many bars ahead."""
+    return windows >= max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
 
 
 def judge(
@@ -73,13 +109,16 @@ def judge(
     model: str = "",
     anchors: np.ndarray | None = None,
     scale: np.ndarray | None = None,
+    variance: np.ndarray | None = None,
     direction_of: int = -1,
+    is_price: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Judgement:
     """Judge a forecast against the best of the floors; truth, forecast and each floor are y, (N, H, K).
 
     model: the floor of that name is left out. anchors (N, K): to judge levels too. scale (K,): of MASE.
-    direction_of: the target whose sign counts, in a price head the close.
+    variance (N,): known at each origin, which losses are divided by; None counts all windows alike.
+    direction_of: the target whose sign counts, in a price head the close. is_price: that sign could be traded.
     Errors: ValueError for shapes that differ or values that are not finite.
     """
     floors = {name: y for name, y in floors.items() if name != model}
@@ -92,11 +131,14 @@ def judge(
             raise ValueError(f"{name} must be finite; got {np.sum(~np.isfinite(y))} other values of {y.size}")
     windows, horizon, _ = truth.shape
     unit_scale = UNITS.get(unit, 1.0)
-    losses = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in floors.items()}
-    rms = {name: math.sqrt(loss.mean()) for name, loss in losses.items()}
-    best = min(rms, key=rms.get)
-    compared, untested = _compare(np.mean((truth - forecast) ** 2, axis=(1, 2)), losses[best], horizon)
-    signs = metrics.direction(truth[:, -1, direction_of], forecast[:, -1, direction_of], overlap=horizon) or ()
+    plain = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in {"": forecast, **floors}.items()}
+    losses = plain if variance is None else {name: loss / variance for name, loss in plain.items()}
+    best = min(floors, key=lambda name: losses[name].mean())
+    compared, untested = _compare(losses[""], losses[best], horizon, len(floors))
+    persistence = losses.get("persistence")
+    moves, told = truth[:, -1, direction_of], forecast[:, -1, direction_of]
+    signs = metrics.direction(moves, told, overlap=horizon)
+    enough = is_enough(windows, horizon)
     moved = truth.var(axis=0).mean()
     return Judgement(
         windows=windows,
@@ -107,31 +149,64 @@ def judge(
         rmse_by_horizon=tuple((metrics.rmse(truth, forecast, axis=(0, 2)) * unit_scale).tolist()),
         best_floor=best,
         floor_rmse_by_horizon=tuple((metrics.rmse(truth, floors[best], axis=(0, 2)) * unit_scale).tolist()),
-        floors={name: value * unit_scale for name, value in rms.items()},
+        floors={name: math.sqrt(plain[name].mean()) * unit_scale for name in floors},
         **compared,
+        **_named("rmse_skill", _skill(plain[""], plain[best], horizon, len(floors))),
+        diebold_mariano=_diebold_mariano(plain[""], plain[best], horizon),
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
+        **({} if persistence is None else _named("persistence_skill", _skill(losses[""], persistence, horizon))),
         mase=metrics.mase(truth, forecast, scale) if scale is not None and scale.mean() > 0 else None,
-        **dict(zip(("direction", "direction_low", "direction_high"), signs, strict=False)),
+        **_named("direction", signs),
+        **_named("ic", metrics.rank_correlation(moves, told, horizon) if enough else None),
+        **_named("fee", _finite(metrics.break_even_fee(moves * 1e4, told, horizon)) if is_price and enough else None),
         notes=notes + untested,
         **(_level_errors(truth, forecast, anchors, unit) if anchors is not None else {}),
     )
 
 
-def _compare(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return skill, its interval and the Diebold-Mariano test by name, and what could not be tested; losses (N,)."""
-    names, count = ("skill", "skill_low", "skill_high", "statistic", "p"), len(loss)
+def _named(name: str, value: tuple[float, float, float] | None) -> dict[str, float]:
+    """Return a value and the ends of its interval by the names of their fields."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), value or (), strict=False))
+
+
+def _finite(value: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+    return value if value and np.isfinite(value).all() else None
+
+
+def _skill(loss: np.ndarray, floor_loss: np.ndarray, horizon: int, floors: int = 1) -> tuple[float, float, float]:
+    """Return the skill of losses (N,) against the best of so many floors, with its interval."""
     if not floor_loss.any():  # a floor without error leaves nothing to win
-        values = (WORST_SKILL, WORST_SKILL, WORST_SKILL, 99.0, 0.0) if loss.any() else (0.0, 0.0, 0.0, 0.0, 1.0)
-        return dict(zip(names, values, strict=True)), ("the best floor makes no error",)
-    skill = max(WORST_SKILL, 1 - math.sqrt(loss.mean() / floor_loss.mean()))
-    if count < 2 * horizon:
-        note = f"{count} windows are too few to test {horizon} bars ahead"
-        return dict(zip(names, (skill, WORST_SKILL, 1.0, 0.0, 1.0), strict=True)), (note,)
-    # Windows share bars up to the horizon; beyond it calm and wild times still follow each other.
-    block = min(count // 2, max(horizon, math.ceil(1.75 * count ** (1 / 3))))
-    low, high = (max(WORST_SKILL, end) for end in metrics.block_bootstrap(loss, floor_loss, block))
-    statistic, p = metrics.diebold_mariano(loss, floor_loss, horizon)
-    return dict(zip(names, (skill, low, high, float(np.clip(statistic, -99, 99)), p), strict=True)), ()
+        return (WORST_SKILL,) * 3 if loss.any() else (0.0, 0.0, 0.0)
+    found = 1 - math.sqrt(loss.mean() / floor_loss.mean())
+    if not is_enough(len(loss), horizon):
+        return max(WORST_SKILL, found), WORST_SKILL, 1.0
+    outside = (1 - metrics.LEVEL) / 2
+    ratios = metrics.ratio_interval(loss, floor_loss, horizon, (outside / floors, outside))
+    low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
+    return max(WORST_SKILL, found), max(WORST_SKILL, low), max(WORST_SKILL, high)
+
+
+def _compare(
+    loss: np.ndarray, floor_loss: np.ndarray, horizon: int, floors: int
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return skill, its interval and the test by name, and what could not be tested; losses (N,)."""
+    found, notes = _named("skill", _skill(loss, floor_loss, horizon, floors)), ()
+    statistic, p = metrics.cosine_test(loss - floor_loss, horizon)
+    if not floor_loss.any():
+        notes = ("the best floor makes no error",)
+    elif not is_enough(len(loss), horizon):
+        least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
+        notes = (f"{len(loss)} windows are too few to test {horizon} bars ahead; it takes {least}",)
+        statistic, p = 0.0, 1.0
+    # The luckiest of several floors was taken, so to lose against it happens by chance that many times as often.
+    p = min(1.0, p * floors) if statistic > 0 else p
+    return found | {"statistic": float(np.clip(statistic, -99, 99)), "p": float(p)}, notes
+
+
+def _diebold_mariano(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> float:
+    if len(loss) <= horizon:
+        return 0.0
+    return float(np.clip(metrics.diebold_mariano(loss, floor_loss, horizon)[0], -99, 99))
 
 
 def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
@@ -170,49 +245,94 @@ def evidence(series: "Series", origins: np.ndarray, forecast: np.ndarray, train_
             "floors": floors,
             "anchors": series.anchors[origins][:, columns],
             "scale": np.abs(series.levels[rows + 1] - series.anchors[rows]).mean(axis=0)[columns],
+            "variance": _known_variance(series, columns, origins, train_end),
             "direction_of": close[0] if close else -1,
+            "is_price": head == "price" and series.unit == "bp",
             "notes": notes,
         }
     return found
 
 
+def _known_variance(series: "Series", columns: list[int], origins: np.ndarray, train_end: int) -> np.ndarray:
+    """Return the variance of a bar's move known at each origin, (W,), in units of its mean in train.
+
+    An exponentially weighted mean of squared moves of the head's targets, each in units of its own in train.
+    """
+    squares = np.zeros(len(series))
+    for k in columns:
+        moves = np.square(series.levels[1:, k] - series.anchors[:-1, k])
+        moves[np.diff(series.segment) > 0] = np.nan  # over a gap
+        usual = np.nanmean(moves[: train_end - 1]) if np.isfinite(moves[: train_end - 1]).any() else 0.0
+        squares[1:] += np.nan_to_num(moves / usual, nan=1.0) if usual > 0 else 1.0
+    squares[0] = len(columns)
+    variance, _ = scipy.signal.lfilter([1 - DECAY], [1, -DECAY], squares / len(columns), zi=[DECAY])
+    return np.maximum(variance, CALM)[origins]
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What may be said of one model on one head."""
+    """What may be said of one model on one head, or of all models of a run on it together."""
 
-    word: str  # BEATS | TIES | LOSES
+    word: str  # of WORDS
     p: float  # corrected for the number of models
     reason: str  # one line, with the numbers
+
+
+def word_of(p: float, low: float, high: float) -> str:
+    """Return the word of a corrected p and the interval of a skill."""
+    if p < SIGNIFICANCE and low > 0:
+        return BEATS
+    return LOSES if p < SIGNIFICANCE and high < 0 else TIES
 
 
 def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
     """Return a verdict a series, over all models of one head together.
 
-    BEATS: skill above 0, p below SIGNIFICANCE after Holm's correction over all series, and the interval above 0.
-    LOSES: the mirror image. TIES: everything between.
+    BEATS: p below SIGNIFICANCE after Holm's correction over all series, and the interval of the skill above 0.
+    LOSES: the mirror image. TIES: everything between. TOO FEW TO TELL: fewer windows than a word takes.
     """
-    corrected = metrics.holm([j.p for j in judgements.values()])
+    told = [series for series, j in judgements.items() if j.is_enough]
+    corrected = dict(zip(told, metrics.holm([judgements[series].p for series in told]), strict=True))
     found = {}
-    for (series, j), p in zip(judgements.items(), corrected, strict=True):
-        sure, word = p < SIGNIFICANCE, "TIES"
-        if sure and j.skill_low > 0 < j.skill:
-            word = "BEATS"
-        elif sure and j.skill_high < 0 > j.skill:
-            word = "LOSES"
-        reason = (
-            f"skill {100 * j.skill:+.2f} % ({100 * j.skill_low:+.2f} to {100 * j.skill_high:+.2f}) "
-            f"against {j.best_floor}, corrected p {p:.2g}"
-        )
-        found[series] = Verdict(word, float(p), reason)
+    for series, j in judgements.items():
+        against = f"against {j.best_floor}"
+        if series not in corrected:
+            least = max(LEAST_WINDOWS, LEAST_HORIZONS * j.horizon)
+            reason = f"{j.windows} windows of {j.horizon} bars, a word takes {least}; skill {100 * j.skill:+.2f} %"
+            found[series] = Verdict(TOO_FEW, 1.0, f"{reason} {against}")
+            continue
+        p = float(corrected[series])
+        reason = f"skill {_spread(j.skill, j.skill_low, j.skill_high)} {against}, corrected p {p:.2g}"
+        found[series] = Verdict(word_of(p, j.skill_low, j.skill_high), p, reason)
     return found
+
+
+def _spread(skill: float, low: float, high: float) -> str:
+    return f"{100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f})"
+
+
+def say_worth(j: Judgement) -> str:
+    """Say in one sentence what a judgement's forecast would be worth; empty where its sign cannot be traded."""
+    if j.ic is None or j.fee is None:
+        return ""
+    ic = f"information coefficient {j.ic:+.3f} ({j.ic_low:+.3f} to {j.ic_high:+.3f})"
+    fee = f"break-even fee {j.fee:.1f} bp ({j.fee_low:.1f} to {j.fee_high:.1f})"
+    if j.fee_low > FEE:
+        said = f"following its sign would have paid a fee of {j.fee_low:.1f} bp"
+    elif j.fee > FEE:
+        said = f"following its sign is not sure to pay a fee of {FEE} bp"
+    else:
+        said = f"following its sign would not pay a fee of {FEE} bp"
+    return f"{ic}; {said}: {fee}"
 
 
 def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
     """Say it in one line: `3 of 40 beat the best naive forecast of the price; 35 tie; 2 lose`."""
     count = {word: sum(v.word == word for v in found.values()) for word in WORDS}
-    beat, tie, lose = (word.lower() if n == 1 else word.lower()[:-1] for word, n in count.items())
-    line = f"{count['BEATS']} of {len(found) + unjudged} {beat} the best naive forecast of the {head}"
-    line += f"; {count['TIES']} {tie}; {count['LOSES']} {lose}"
+    beat, tie, lose = (word.lower() if count[word] == 1 else word.lower()[:-1] for word in (BEATS, TIES, LOSES))
+    line = f"{count[BEATS]} of {len(found) + unjudged} {beat} the best naive forecast of the {head}"
+    line += f"; {count[TIES]} {tie}; {count[LOSES]} {lose}"
+    line += f"; {count[TOO_FEW]} with too few windows to tell" if count[TOO_FEW] else ""
     return line + (f"; {unjudged} could not be judged" if unjudged else "")
 
 
@@ -234,17 +354,23 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
     for head, group in by_head.items():
         found = verdicts(group)
         for series, j in sorted(group.items(), key=lambda item: -item[1].skill):
+            told = found[series].word != TOO_FEW
             rows.append(
                 {
                     "series": series,
                     "head": head,
                     "verdict": found[series].word,
                     "skill %": _percent(j.skill),
-                    "low %": _percent(j.skill_low),
-                    "high %": _percent(j.skill_high),
-                    "Diebold-Mariano": j.statistic,
-                    "p": found[series].p,
+                    "low %": 100 * j.skill_low if told else math.nan,
+                    "high %": 100 * j.skill_high if told else math.nan,
+                    "t": j.statistic,
+                    "p": found[series].p if told else math.nan,
                     "best floor": j.best_floor,
+                    "skill against persistence %": _percent(j.persistence_skill),
+                    "RMSE skill %": _percent(j.rmse_skill),
+                    "RMSE low %": _percent(j.rmse_skill_low),
+                    "RMSE high %": _percent(j.rmse_skill_high),
+                    "Diebold-Mariano": j.diebold_mariano,
                     "rmse": j.rmse,
                     "floor rmse": j.floors[j.best_floor],
                     "mae": j.mae,
@@ -253,6 +379,13 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "direction %": _percent(j.direction),
                     "direction low %": _percent(j.direction_low),
                     "direction high %": _percent(j.direction_high),
+                    "IC": j.ic,
+                    "IC low": j.ic_low,
+                    "IC high": j.ic_high,
+                    "fee bp": j.fee,
+                    "fee low bp": j.fee_low,
+                    "fee high bp": j.fee_high,
+                    "worth": say_worth(j),
                     "level rmse": j.level_rmse,
                     "level mae": j.level_mae,
                     "windows": j.windows,

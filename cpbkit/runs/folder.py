@@ -88,7 +88,7 @@ class RunFolder:
                     )
             else:
                 atomic.write_bytes(self.folder / EXPERIMENT, to_json(experiment).encode())
-            for part in ("models", "progress"):
+            for part in ("models", "losses", "progress"):
                 (self.folder / part).mkdir(exist_ok=True)
             self._mend()
             yield self
@@ -123,10 +123,17 @@ class RunFolder:
         if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
             atomic.write_bytes(path, content[: content.rfind(b"\n") + 1])
 
-    def finish(self, result: dict, model: bytes | None) -> None:
-        """Keep a finished series: its model first, then its line in the ledger, flushed to disk."""
+    def losses(self, series: str) -> bytes | None:
+        """Read what `pooled` packed of a series, or None where there is nothing."""
+        path = self.folder / "losses" / f"{series}.npz"
+        return path.read_bytes() if path.exists() else None
+
+    def finish(self, result: dict, model: bytes | None, losses: bytes | None = None) -> None:
+        """Keep a finished series: its model and losses first, then its line in the ledger, flushed to disk."""
         if model is not None:
             atomic.write_bytes(self.folder / "models" / f"{result['series']}.safetensors", model)
+        if losses is not None:
+            atomic.write_bytes(self.folder / "losses" / f"{result['series']}.npz", losses)
         line = json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n"
         with open(self.folder / LEDGER, "ab") as ledger:
             ledger.write(line.encode())

@@ -157,7 +157,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         reasons = "\n  ".join(failed.values())
         raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
     for name in [name for name in state.missing if name in failed]:
-        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name], "test": {}}, None, bars)
+        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name], "test": {}}, bars)
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
@@ -173,7 +173,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
                 match message:
                     case Result():
                         if message.line["series"] not in state.ended:
-                            _keep(run, state, message.line, message.model, bars)
+                            _keep(run, state, message.line, bars, message.model, message.losses)
                     case Checkpoint():
                         atomic.write_bytes(run.checkpoint(message.unit), message.content)
                     case Shrunk():
@@ -270,9 +270,16 @@ def _leave_word(run: RunFolder, state: State) -> None:
     )
 
 
-def _keep(run: RunFolder, state: State, line: dict, model: bytes | None, bars: dict[str, Klines]) -> None:
+def _keep(
+    run: RunFolder,
+    state: State,
+    line: dict,
+    bars: dict[str, Klines],
+    model: bytes | None = None,
+    losses: bytes | None = None,
+) -> None:
     line = line | {"passport": bars[line["series"]].passport.to_dict()}
-    run.finish(line, model)
+    run.finish(line, model, losses)
     state.add(line)
 
 

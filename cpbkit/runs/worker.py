@@ -15,7 +15,8 @@ from cpbkit.config import own
 from cpbkit.config.experiment import Experiment
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.conformal import judge_intervals
-from cpbkit.evaluation.verdicts import judge_heads
+from cpbkit.evaluation.pooled import losses_of, to_bytes
+from cpbkit.evaluation.verdicts import evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
 from cpbkit.runs.clock import Clock
@@ -73,6 +74,7 @@ class Result:
     unit: str
     line: dict
     model: bytes | None
+    losses: bytes | None = None  # of each test window, which verdicts over all series are taken from
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,9 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
     if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
         line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
         return Result(unit.name, line, None)
-    judged = judge_heads(series, splits.test, predicted, splits.bounds["train"][1], experiment.model.name)
-    line["test"] = {head: judgement.to_dict() for head, judgement in judged.items()}
+    found, name = evidence(series, splits.test, predicted, splits.bounds["train"][1]), experiment.model.name
+    line["test"] = {h: judge(**part, unit=series.unit, model=name).to_dict() for h, part in found.items()}
+    losses = {head: losses_of(series, splits.test, part, name) for head, part in found.items()}
     line["intervals"] = judge_intervals(series, splits, experiment.task.context, known, predicted)
     about = {
         "version": __version__,
@@ -239,7 +242,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "dates": line["dates"],
         "data_sha256": line["data_sha256"],
     }
-    return Result(unit.name, line, checkpoint.save(finished.weights, about))
+    return Result(unit.name, line, checkpoint.save(finished.weights, about), to_bytes(losses))
 
 
 def data_sha256(series: Series) -> str:

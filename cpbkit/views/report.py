@@ -13,7 +13,7 @@ from cpbkit import atomic
 from cpbkit.config.experiment import PARTS, Experiment
 from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError
-from cpbkit.evaluation import verdicts
+from cpbkit.evaluation import pooled, verdicts
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration
 from cpbkit.runs.folder import ABOUT, CLOCK, REPORT, RunFolder, tell_stopped
@@ -24,8 +24,9 @@ from cpbkit.views.style import DARK, NAMES, label
 from cpbkit.views.verdict import coverage_figure, verdict_figure
 
 VERDICT_COLUMNS = (
-    *("series", "verdict", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "MAE"),
-    *("direction %", "95 % interval", "R²", "MAPE %", "windows"),
+    *("series", "verdict", "skill %", "95 % interval", "p", "against", "against persistence %", "RMSE skill %"),
+    *("RMSE", "naive RMSE", "MAE", "direction %", "95 % interval", "IC", "95 % interval", "fee, bp", "95 % interval"),
+    *("R²", "MAPE %", "windows"),
 )
 INTERVAL_COLUMNS = (
     *("series", "head", "inside %", "after wild bars %", "worst step %", "mean width", "score", "naive score"),
@@ -60,7 +61,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         dark=DARK,
         synthetic=is_synthetic(results),
         **_header(run.folder, experiment, results),
-        **_verdicts(results),
+        **_verdicts(run, results),
         **_intervals(results),
         **_training(experiment, results, monitor),
         **_bars(results),
@@ -100,14 +101,19 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
     }
 
 
-def _verdicts(results: Sequence[Mapping]) -> dict:
+def _verdicts(run: RunFolder, results: Sequence[Mapping]) -> dict:
     heads = []
+    losses, _ = pooled.gather([line["series"] for line in results if line["test"]], run.losses)
     for head, group in verdicts.judgements(results).items():
         found = verdicts.verdicts(group)
         best_first = sorted(group, key=lambda name: -group[name].skill)
         heads.append(
             {
                 "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
+                "together": pooled.pool(losses[head]).sentence() if head in losses else "",
+                "worth": next(
+                    (f"{label(n)}: {said}" for n in best_first if (said := verdicts.say_worth(group[n]))), ""
+                ),
                 "rows": [_verdict_row(name, group[name], found[name]) for name in best_first],
             }
         )
@@ -115,19 +121,31 @@ def _verdicts(results: Sequence[Mapping]) -> dict:
     return {"heads": heads, "verdict_columns": VERDICT_COLUMNS, "verdict_figure": figure}
 
 
+def _worth(group: Mapping[str, verdicts.Judgement], order: Sequence[str]) -> str:
+    """Say what the first model of the order that names a price's direction would be worth."""
+    said = ((name, verdicts.say_worth(group[name])) for name in order)
+    return next((f"{label(name)}: {worth}" for name, worth in said if worth), "")
+
+
 def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict) -> list:
     return [
         label(name),
-        (verdict.word, verdict.word.lower()),
+        (verdict.word, verdict.word.lower().replace(" ", "-")),
         _number(100 * j.skill, "+.2f"),
-        f"{_number(100 * j.skill_low, '+.2f')} to {_number(100 * j.skill_high, '+.2f')}",
-        f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
+        _span(100, j.skill_low, j.skill_high, "+.2f") if j.is_enough else "",
+        "" if not j.is_enough else f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
         j.best_floor,
+        "" if j.persistence_skill is None else _number(100 * j.persistence_skill, "+.2f"),
+        _number(100 * j.rmse_skill, "+.2f"),
         f"{_digits(j.rmse)} {j.unit}".strip(),
         _digits(j.floors[j.best_floor]),
         _digits(j.mae),
         "" if j.direction is None else f"{100 * j.direction:.1f}",
         "" if j.direction is None else f"{100 * j.direction_low:.1f} to {100 * j.direction_high:.1f}",
+        "" if j.ic is None else _number(j.ic, "+.3f"),
+        "" if j.ic is None else _span(1, j.ic_low, j.ic_high, "+.3f"),
+        "" if j.fee is None else _number(j.fee, ".1f"),
+        "" if j.fee is None else _span(1, j.fee_low, j.fee_high, ".1f"),
         ("" if j.r2 is None else f"{_number(j.r2, '.4f')} / {_number(j.r2_persistence, '.4f')}", "grey"),
         ("" if j.mape is None else f"{j.mape:.3f} / {j.mape_persistence:.3f}", "grey"),
         f"{j.windows:,}",
@@ -246,6 +264,10 @@ def _origin(about: Mapping) -> dict:
 
 def _number(value: float, form: str) -> str:
     return f"{value:{form}}".replace("-", "−")
+
+
+def _span(times: float, low: float, high: float, form: str) -> str:
+    return f"{_number(times * low, form)} to {_number(times * high, form)}"
 
 
 def _digits(value: float) -> str:

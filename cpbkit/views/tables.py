@@ -1,5 +1,6 @@
 """Tables as a notebook shows them: units, colours, and no column that is cut."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -16,9 +17,13 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
             "head": table["head"],
             "verdict": table["verdict"],
             "skill %": table["skill %"].map("{:+.2f}".format),
-            "95 % interval": [f"{a:+.2f} to {b:+.2f}" for a, b in zip(table["low %"], table["high %"], strict=True)],
-            "p": table["p"].map("{:.3f}".format),
+            "95 % interval": [
+                "" if math.isnan(a) else f"{a:+.2f} to {b:+.2f}"
+                for a, b in zip(table["low %"], table["high %"], strict=True)
+            ],
+            "p": table["p"].map("{:.3f}".format, na_action="ignore").fillna(""),
             "against": table["best floor"],
+            "against persistence %": table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore"),
             "RMSE": [f"{value:.4g} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
             "naive RMSE": table["floor rmse"].map("{:.4g}".format),
             "windows": table["windows"],

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # both load torch, which drawing does not need
     from cpbkit.evaluation.training_checks import Check
     from cpbkit.windows.series import Series
 
-COLOURS = {"BEATS": GREEN, "TIES": FAINT, "LOSES": RED}
+COLOURS = {"BEATS": GREEN, "TIES": FAINT, "LOSES": RED, "TOO FEW TO TELL": FAINT}
 SIGNS = {"OK": (GREEN, "o", 5.5), "NOTE": (ORANGE, "D", 5.5), "SICK": (RED, "X", 7.5)}
 ROW = 19.5  # pixels of a series
 
@@ -53,8 +53,8 @@ def verdict_figure(results: Sequence[Mapping]) -> Picture:
         titles.append(verdicts.headline(found, head, unjudged=len(results) - len(group)))
         axes = figure.add_axes(figure.box(24 + i * share + 78, 108, share - 78 - 76, ROW * rows))
         _skills(axes, head, group, found, rows)
-    drawn = f"skill = 1 − RMSE / RMSE of the best naive forecast{_tested(results)}, 95 % block-bootstrap interval, "
-    drawn += f"Holm-corrected over {rows}" if by_head else "none yet"
+    drawn = f"skill = 1 − √(loss / loss of the best naive forecast){_tested(results)}, 95 % interval, "
+    drawn += f"words Holm-corrected over {rows}" if by_head else "none yet"
     figure.head(titles[0] if titles else "No model is judged yet", drawn, is_synthetic(results))
     return figure
 
@@ -78,7 +78,8 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     for y, (name, (begin, end)) in enumerate(zip(order, ends, strict=True)):
         word = found[name].word
         skill = 100 * group[name].skill
-        axes.plot([begin, end], [y, y], color=COLOURS[word], lw=2, solid_capstyle="butt")
+        if word != verdicts.TOO_FEW:  # its interval holds everything
+            axes.plot([begin, end], [y, y], color=COLOURS[word], lw=2, solid_capstyle="butt")
         beyond = skill < low - pad or skill > high + pad
         marker = "o" if not beyond else "<" if skill < low else ">"
         axes.plot(np.clip(skill, low - pad, high + pad), y, marker, color=COLOURS[word], ms=6, clip_on=False)

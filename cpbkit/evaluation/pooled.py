@@ -1,0 +1,238 @@
+"""One verdict over all series of a run, and over several runs: the mean loss over series at each time, tested.
+
+Series that move together are one piece of evidence and not forty; the mean over them at each time knows that.
+"""
+
+import io
+import math
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import scipy
+
+from cpbkit.errors import CpbkitError
+from cpbkit.evaluation import metrics
+from cpbkit.evaluation.verdicts import LEAST_HORIZONS, LEAST_WINDOWS, TOO_FEW, Verdict, is_enough, word_of
+
+if TYPE_CHECKING:  # windows needs torch
+    from cpbkit.windows.series import Series
+
+DRAWS = 20_000  # of the largest statistic among several runs
+SHARED = 0.8  # of the test times of a series that runs must share to be compared
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a model and each naive forecast lost at the test windows of one head of one series."""
+
+    times: np.ndarray  # (W,) int64, seconds since 1970 of the origins
+    step_seconds: int
+    horizon: int  # bars
+    variance: np.ndarray  # (W,) known at the origin, which losses are divided by
+    model: np.ndarray  # (W,) mean squared error of a window
+    floors: dict[str, np.ndarray]  # (W,) each
+
+    def at(self, rows: np.ndarray) -> "Losses":
+        """Return the losses of some windows."""
+        floors = {name: loss[rows] for name, loss in self.floors.items()}
+        return Losses(self.times[rows], self.step_seconds, self.horizon, self.variance[rows], self.model[rows], floors)
+
+
+def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str = "") -> Losses:
+    """Return the losses of one head from what `verdicts.evidence` gathered of it at the origins."""
+    truth, variance = part["truth"], part["variance"]
+    floors = {name: y for name, y in part["floors"].items() if name != model}
+    lost = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in floors.items()}
+    own = np.mean((truth - part["forecast"]) ** 2, axis=(1, 2))
+    times = series.times[origins].astype("datetime64[s]").astype(np.int64)
+    return Losses(times, series.step_seconds, truth.shape[1], variance, own, lost)
+
+
+def to_bytes(by_head: Mapping[str, Losses]) -> bytes:
+    """Pack the losses of a series, head by head, as a file of numpy arrays."""
+    arrays = {}
+    for head, one in by_head.items():
+        arrays |= {f"{head}/about": np.array([one.step_seconds, one.horizon]), f"{head}/times": one.times}
+        arrays |= {f"{head}/variance": one.variance.astype(np.float32), f"{head}/model": one.model}
+        arrays |= {f"{head}/floor {name}": loss for name, loss in one.floors.items()}
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def from_bytes(content: bytes) -> dict[str, Losses]:
+    """Read what `to_bytes` packed. Errors: ValueError, KeyError or OSError where it is something else."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = dict(file)
+    found = {}
+    for head in dict.fromkeys(name.partition("/")[0] for name in arrays):
+        floors = {n.partition("/floor ")[2]: v for n, v in arrays.items() if n.startswith(f"{head}/floor ")}
+        step_seconds, horizon = arrays[f"{head}/about"].tolist()
+        columns = (arrays[f"{head}/{name}"] for name in ("variance", "model"))
+        found[head] = Losses(arrays[f"{head}/times"], step_seconds, horizon, *columns, floors)
+    return found
+
+
+def gather(names: Iterable[str], read: Callable[[str], bytes | None]) -> tuple[dict[str, dict[str, Losses]], list[str]]:
+    """Read the losses of series, as {head: {series: Losses}}, and return the names of those that cannot be read.
+
+    read: gives what `to_bytes` packed, such as `Run.losses`. A series whose floor makes no error is left out.
+    """
+    found: dict[str, dict[str, Losses]] = {}
+    missing = []
+    for name in names:
+        try:
+            by_head = from_bytes(read(name) or b"")
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+            missing.append(name)
+            continue
+        for head, one in by_head.items():
+            if all(loss.any() for loss in one.floors.values()):
+                found.setdefault(head, {})[name] = one
+    return found, missing
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """How a run did on one head, over all its series at once. Shares are of 1."""
+
+    verdict: Verdict
+    series: int
+    times: int  # at which the mean over series is taken, a bar of the longest interval apart
+    floor: str  # the naive forecast with the least loss over all series
+    skill: float  # 1 - sqrt(mean over series of loss / loss of the floor), with its 95 % interval
+    skill_low: float
+    skill_high: float
+    statistic: float  # Student's t, negative favours the models
+    win_rate: float  # share of the series with a skill above 0 against this floor
+
+    def sentence(self) -> str:
+        """Say it in one line."""
+        if self.verdict.word == TOO_FEW:
+            return f"all {self.series} series at once: {TOO_FEW}, {self.verdict.reason}"
+        return f"all {self.series} series at once: {self.verdict.word}, {self.verdict.reason}"
+
+
+def pool(parts: Mapping[str, Losses]) -> Pooled:
+    """Return one verdict over the losses of several series on one head.
+
+    Each series' losses are divided by the variance known at the origin and by their mean for its best floor, so that
+    all count alike; the mean over series at each time is then tested as a single series' would be, against the one
+    floor that does best over all.
+    """
+    table, horizon = _means(parts, [{name: one.model for name, one in parts.items()}])
+    model, floors = table[0], dict(zip(_shared_floors(parts), table[1:], strict=True))
+    best = min(floors, key=lambda name: floors[name].mean())
+    count, against = len(model), floors[best]
+    wins = [one.floors[best] / one.variance for one in parts.values()]
+    win_rate = np.mean([(o.model / o.variance).mean() < w.mean() for o, w in zip(parts.values(), wins, strict=True)])
+    skill = 1 - math.sqrt(model.mean() / against.mean())
+    about = {"series": len(parts), "times": count, "floor": best, "skill": skill, "win_rate": float(win_rate)}
+    told = f"skill {100 * skill:+.2f} % against {best}"
+    if not is_enough(count, horizon):
+        least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
+        verdict = Verdict(TOO_FEW, 1.0, f"{count} times of {horizon} bars, a word takes {least}; {told}")
+        return Pooled(verdict, skill_low=-math.inf, skill_high=1.0, statistic=0.0, **about)
+    outside = (1 - metrics.LEVEL) / 2
+    ratios = metrics.ratio_interval(model, against, horizon, (outside / len(floors), outside))
+    low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
+    statistic, p = (float(value) for value in metrics.cosine_test(model - against, horizon))
+    p = min(1.0, p * len(floors)) if statistic > 0 else p  # the luckiest floor was taken
+    reason = f"skill {100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}) against {best}, p {p:.2g}, "
+    reason += f"better on {100 * win_rate:.0f} % of them"
+    verdict = Verdict(word_of(p, low, high), p, reason)
+    return Pooled(verdict, skill_low=low, skill_high=high, statistic=statistic, **about)
+
+
+def _shared_floors(parts: Mapping[str, Losses]) -> list[str]:
+    first = next(iter(parts.values()))
+    return [name for name in first.floors if all(name in one.floors for one in parts.values())]
+
+
+def _means(parts: Mapping[str, Losses], models: Sequence[Mapping[str, np.ndarray]]) -> tuple[np.ndarray, int]:
+    """Return mean losses over series at each time, of the models and then of the floors all series have, and the
+    horizon in such times: (models + floors, T). Times are bars of the longest interval.
+
+    models: losses (W,) by series, of each model.
+    """
+    width = max(one.step_seconds for one in parts.values())
+    horizon = max(-(-one.horizon * one.step_seconds // width) for one in parts.values())
+    names = _shared_floors(parts)
+    slots, inverse = np.unique(np.concatenate([one.times // width for one in parts.values()]), return_inverse=True)
+    columns = []
+    for series, one in parts.items():
+        lost = np.stack([model[series] for model in models] + [one.floors[name] for name in names]) / one.variance
+        columns.append(lost / lost[len(models) :].mean(axis=1).min())
+    lost = np.concatenate(columns, axis=1)
+    counts = np.bincount(inverse)
+    return np.stack([np.bincount(inverse, row, len(slots)) / counts for row in lost]), horizon
+
+
+def compare_runs(runs: Mapping[str, Mapping[str, Losses]]) -> pd.DataFrame:
+    """Return a row for each run, all judged on one head of the same series: the best first.
+
+    p is corrected for the choice: the chance that the best of as many runs would do so well if none were better than
+    the naive forecast (Hansen 2005, stepwise as Romano & Wolf 2005), where runs that err alike count as few.
+    Errors: CpbkitError for runs that were not judged on the same windows.
+    """
+    first, *others = runs.values()
+    shared = [name for name in first if all(name in other for other in others)]
+    if not shared:
+        raise CpbkitError("runs to compare must have a series in common; these have none")
+    parts, models = {}, [{} for _ in runs]
+    for name in shared:
+        group = [run[name] for run in runs.values()]
+        times = group[0].times
+        for one in group[1:]:
+            times = np.intersect1d(times, one.times)
+        alike = {(one.horizon, one.step_seconds) for one in group}
+        if len(alike) > 1 or len(times) < SHARED * max(len(one.times) for one in group):
+            raise CpbkitError(
+                f"runs to compare must be judged on the same windows; those of {name} are "
+                + ", ".join(f"{len(one.times)} of {one.horizon} bars" for one in group)
+            )
+        at = [np.searchsorted(one.times, times) for one in group]
+        parts[name] = group[0].at(at[0])
+        for model, one, rows in zip(models, group, at, strict=True):
+            model[name] = one.model[rows]
+    table, horizon = _means(parts, models)
+    lost, floors = table[: len(runs)], dict(zip(_shared_floors(parts), table[len(runs) :], strict=True))
+    best = min(floors, key=lambda name: floors[name].mean())
+    ratios = lost.mean(axis=1) / floors[best].mean()
+    statistics, _ = metrics.cosine_test(lost - floors[best], horizon)
+    enough = is_enough(lost.shape[1], horizon)
+    p = _corrected(lost - floors[best], statistics, horizon) if enough else np.ones(len(runs))
+    p = np.where(statistics > 0, np.minimum(1, p * len(floors)), p)
+    words = [word_of(q, 1 - ratio, 1 - ratio) if enough else TOO_FEW for q, ratio in zip(p, ratios, strict=True)]
+    told = {"verdict": words, "skill %": 100 * (1 - np.sqrt(ratios)), "t": statistics, "p": p}
+    about = {"against": best, "series": len(parts), "times": lost.shape[1]}
+    return pd.DataFrame({"run": list(runs), **told, **about}).sort_values("skill %", ascending=False, ignore_index=True)
+
+
+def _corrected(differences: np.ndarray, statistics: np.ndarray, horizon: int) -> np.ndarray:
+    """Return two-sided p values (P,) of differences (P, T), corrected for their number.
+
+    Statistics without any difference are drawn with the correlations of these, and the largest of what is left at
+    each step is compared (Romano & Wolf 2005).
+    """
+    _, waves = metrics.cosines(differences, horizon)
+    count = waves.shape[1]
+    size = np.sqrt(np.mean(waves**2, axis=1, keepdims=True))
+    mix = np.divide(waves, size, out=np.zeros_like(waves), where=size > 0) / math.sqrt(count)  # rows of length 1
+    rng, largest = np.random.default_rng(0), np.empty((DRAWS, len(mix)))
+    for rows in np.array_split(np.arange(DRAWS), 20):
+        drawn = rng.normal(size=(len(rows), count + 1, count)) @ mix.T  # (D, nu + 1, P)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            largest[rows] = np.nan_to_num(np.abs(drawn[:, 0]) / np.sqrt(np.mean(drawn[:, 1:] ** 2, axis=1)))
+    order = np.argsort(-np.abs(statistics))
+    corrected = np.empty(len(statistics))
+    before = 0.0
+    for step, run in enumerate(order):
+        alone = 2 * scipy.stats.t.sf(abs(statistics[run]), count)  # exact; what is drawn cannot be less
+        chance = np.mean(largest[:, order[step:]].max(axis=1) >= abs(statistics[run]))
+        before = corrected[run] = max(before, alone, chance)
+    return corrected
