@@ -5,6 +5,7 @@ import html
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,9 @@ import pandas as pd
 from cpbkit.config.experiment import Experiment, to_json, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.data import binance
-from cpbkit.data.klines import Klines, split_name, validate
+from cpbkit.data.files import from_frames
+from cpbkit.data.klines import Klines, split_name
+from cpbkit.data.load import load_klines, open_files
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation.pooled import gather, pool
 from cpbkit.evaluation.verdicts import Judgement, Verdict, headline, judgements, verdict_table, verdicts
@@ -163,8 +166,9 @@ def sweep(
 
     preset: a name of `presets()`, the JSON file of an own one (as the `experiment.json` of a run), or an Experiment.
     folder: of the run; by default named after the settings, so that a change begins a new run and a repeat finds the
-    old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones. given: settings by their
-    flat name (symbols, intervals, start, end, epochs, ...), and what says where it runs: executor, workers, minutes.
+    old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones; `files="bars/"` takes
+    those of files in any usual layout. given: settings by their flat name (symbols, intervals, start, end, epochs,
+    ...), and what says where it runs: executor, workers, minutes.
     `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
@@ -172,13 +176,20 @@ def sweep(
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if "search" in settings:
         settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
+    if "files" in settings:
+        settings = {"source": "files", "symbols": (), "intervals": (), **settings, "files": str(settings["files"])}
     if data is not None:
-        pairs = [split_name(name) for name in data]
+        days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
+        bars = from_frames(data, **days)
+        pairs = [split_name(name) for name in bars]
         settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
-        settings["intervals"] = tuple(dict.fromkeys(interval for _, interval in pairs))
-        place["klines"] = lambda *_: _own_bars(data)
+        settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(bars)}
+        place["klines"] = lambda *_: bars
     base = preset if isinstance(preset, Experiment) else find_preset(preset)
     experiment = vary(base, **settings)
+    if experiment.data.source == "files":
+        found = open_files(experiment)
+        experiment, place["klines"] = found.settle(experiment), partial(load_klines, found=found)
     folder = Path(folder or Path("runs") / name_run(experiment))
     if not quiet:
         from cpbkit.views.live import live
@@ -186,14 +197,6 @@ def sweep(
         place["on_progress"] = live(experiment, folder.name)
     run_sweep(experiment, folder, **place)
     return Run(folder, trust_code=True)  # its own parts are those that were just named
-
-
-def _own_bars(data: Mapping[str, Bars]) -> dict[str, Klines]:
-    now = pd.Timestamp.now("UTC")
-    return {
-        name: bars if isinstance(bars, Klines) else validate(bars, name, source="given", now=now)
-        for name, bars in data.items()
-    }
 
 
 def name_run(experiment: Experiment) -> str:

@@ -215,12 +215,30 @@ def test_fetch_shows_what_could_be_had_and_fails(monkeypatch):
     assert shown.exit_code == 1 and "HTTP 503" in shown.output and "BTCUSDT_1h" in shown.output
 
 
-def test_files_of_ones_own_are_swept(tmp_path):
-    for name, each in make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01").items():
-        each.frame.to_csv(tmp_path / f"{name}.csv")
-    wish = ["--files", tmp_path, "--symbols", "BTC", "--intervals", "1h", "--epochs", "1", "--executor", "local"]
+def test_all_own_files_that_are_there_are_listed_and_swept(tmp_path):
+    market = make_market(["BTCUSDT", "ETHUSDT"], ["1h", "15m"], "2025-01-01", "2025-01-20")
+    (tmp_path / "bars").mkdir()
+    market["BTCUSDT_1h"].frame.to_csv(tmp_path / "bars" / "BTC_USDT-1h.csv")
+    market["ETHUSDT_15m"].frame.to_parquet(tmp_path / "bars" / "ethusdt_15m_data.parquet")
+    (tmp_path / "bars" / "SOLUSDT_1h.csv").write_text("time,open,high,low,close\nsoon,1,1,1,1\n")
+    wish = ["--files", tmp_path / "bars", "--epochs", "1", "--executor", "local", "--run", tmp_path / "run"]
+    shown = run("sweep", *wish, "--start", "2025-01-03", "--set", "steps=2", "--json")
+    assert shown.exit_code == 0
+    assert "BTCUSDT_1h       2025-01-03T00:00 to 2025-01-20T23:00" in shown.stderr
+    assert "not taken: SOLUSDT_1h.csv: times such as 'soon' cannot be read" in shown.stderr
+    assert json.loads(shown.stdout)["models"] == 2
+    lines = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert {line["series"] for line in lines} == {"BTCUSDT_1h", "ETHUSDT_15m"}
+    assert all(line["passport"]["first"] == "2025-01-03T00:00" for line in lines)
+
+
+def test_own_files_that_were_asked_for_and_are_not_there_fail_the_sweep_in_the_end(tmp_path):
+    market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-01-20")
+    market["BTCUSDT_1h"].frame.to_csv(tmp_path / "BTCUSDT_1h.csv")
+    wish = ["--files", tmp_path, "--symbols", "BTC,ETH", "--epochs", "1", "--executor", "local", "--set", "steps=2"]
     shown = run("sweep", *wish, "--run", tmp_path / "run")
-    assert shown.exit_code == 0 and "1 of 1 done" in shown.output
+    assert shown.exit_code == 1 and "ETHUSDT_1h: no file of" in shown.output
+    assert (tmp_path / "run" / "models" / "BTCUSDT_1h.safetensors").exists()
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):

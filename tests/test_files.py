@@ -1,8 +1,10 @@
 """A person's own files: every usual spelling gives the same bars, everything else a sentence."""
 
 import gzip
+import io
 import json
 import time
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -10,8 +12,9 @@ import pandas as pd
 import pytest
 
 from cpbkit.config.experiment import OHLC
-from cpbkit.data.files import read_folder, read_klines, read_table
-from cpbkit.data.synthetic import make_market
+from cpbkit.data.files import from_frames, read_files, read_klines
+from cpbkit.data.klines import INTERVAL_SECONDS
+from cpbkit.data.tables import read_table
 from cpbkit.errors import DataError, UnknownName
 
 COLUMNS = [*OHLC, "volume"]
@@ -186,28 +189,50 @@ def test_the_series_can_be_named_and_is_checked(tmp_path):
     path = tmp_path / "my bars.csv"
     path.write_text(SPELLINGS["plain"])
     assert read_klines(path, "WIFUSDT_15m").passport.series == "WIFUSDT_15m"
-    with pytest.raises(DataError, match="no symbol in the file's name; name the series, such as BTCUSDT_15m"):
+    with pytest.raises(
+        DataError, match="no symbol in the file's name or in a column; name the series, such as BTCUSDT_15m"
+    ):
         read_klines(path)
     with pytest.raises(DataError, match="WIFUSDT_1h was asked for, but the bars start 15m apart"):
         read_klines(path, "WIFUSDT_1h")
 
 
 @pytest.mark.parametrize(
-    "name, symbol",
+    "name, series",
     [
-        ("BTCUSDT-15m-2025-01.csv", "BTCUSDT"),
-        ("Binance_1INCHUSDT_1h.csv", "1INCHUSDT"),
-        ("btcusd_1-min_data.csv", "BTCUSD"),
-        ("ETH_BTC-5m.csv", "ETHBTC"),
-        ("BTC_USDT_USDT-1h-futures.csv", "BTCUSDT"),
-        ("1000PEPEUSDT.csv", "1000PEPEUSDT"),
-        ("solusdc 15m.csv", "SOLUSDC"),
+        ("BTCUSDT-15m-2025-01.csv", "BTCUSDT_15m"),
+        ("Binance_1INCHUSDT_1h.csv", "1INCHUSDT_1h"),
+        ("btcusd_1-min_data.csv", "BTCUSD_1m"),
+        ("ETH_BTC-5m.csv", "ETHBTC_5m"),
+        ("BTC_USDT_USDT-1h-futures.csv", "BTCUSDT_1h"),
+        ("1000PEPEUSDT.csv", "1000PEPEUSDT_15m"),
+        ("solusdc 15m.csv", "SOLUSDC_15m"),
+        ("btcusdt_1h_data.csv", "BTCUSDT_1h"),
+        ("BINANCE_BTCUSDT, 60.csv", "BTCUSDT_1h"),
+        ("Binance_ETHUSDT_d.csv", "ETHUSDT_1d"),
+        ("gemini_BTCUSD_2020_1min.csv", "BTCUSD_1m"),
+        ("EURUSD_M15.csv", "EURUSD_15m"),
+        ("XBTUSD_60.csv", "BTCUSD_1h"),
+        ("BTC-USD.csv", "BTCUSD_1d"),
+        ("BTC_1h.csv", "BTCUSDT_1h"),
+        ("doge.csv", "DOGEUSDT_4h"),
+        ("AAPL.csv", "AAPL_1d"),
+        ("SPY_1d.csv", "SPY_1d"),
+        ("Bitcoin Historical Data - Investing.com.csv", "BTCUSDT_1d"),
     ],
 )
-def test_the_symbol_is_read_from_the_name(tmp_path, name, symbol):
+def test_symbol_and_interval_are_read_from_name_and_times(tmp_path, name, series):
     path = tmp_path / name
+    content = bars(freq=f"{INTERVAL_SECONDS[series.rpartition('_')[2]]}s")
+    path.write_text(text(["time", *COLUMNS], zip(content.index.asi8 // 10**6, *content.T.to_numpy(), strict=True)))
+    assert read_klines(path).passport.series == series
+
+
+def test_a_name_that_the_times_contradict_is_refused(tmp_path):
+    path = tmp_path / "BTCUSDT_1h.csv"
     path.write_text(SPELLINGS["plain"])
-    assert read_klines(path).passport.series == f"{symbol}_15m"
+    with pytest.raises(DataError, match=r"its name says 1h, but the bars start 15m apart\. Rename the file"):
+        read_klines(path)
 
 
 PLAIN = SPELLINGS["plain"]
@@ -216,14 +241,14 @@ PLAIN = SPELLINGS["plain"]
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("BTCUSDT.pkl", "x", r"read as .csv, .parquet, .feather or .json .*; got .pkl. Pickles are never read"),
+        ("BTCUSDT.pkl", "x", r"read as .csv, .parquet, .feather, .json or .xlsx .*; got .pkl. Pickles are never read"),
         ("BTCUSDT.csv", "", "cannot be read as what its name says: No columns to parse"),
         ("BTCUSDT.csv", "time,open,high,low,close,volume\n", "holds no rows"),
         ("BTCUSDT.parquet", PLAIN, "cannot be read as what its name says"),
         ("BTCUSDT.csv.gz", PLAIN, "cannot be read as what its name says"),
         ("BTCUSDT.zip", PLAIN, "cannot be read as what its name says"),
         ("BTCUSDT.json", "{", "cannot be read as what its name says"),
-        ("BTCUSDT.csv", PLAIN.replace("close", "price"), r"got .*price.* \(nothing read as close\). Rename"),
+        ("BTCUSDT.csv", PLAIN.replace("close", "end"), r"got .*end.* \(nothing read as close\). Rename"),
         ("BTCUSDT.csv", PLAIN.replace("timestamp", "row"), r"nothing read as time"),
         ("BTCUSDT.csv", PLAIN.replace("100.0", "n/a?", 1), "open must hold numbers; row 1 has 'n/a"),
         ("BTCUSDT.csv", PLAIN.replace("100.0", "-1.0", 1), "a price that is not above zero"),
@@ -237,7 +262,7 @@ PLAIN = SPELLINGS["plain"]
         ),
         ("BTCUSDT.csv", text(["date", *COLUMNS], rows_with(["soon"] * 60)), "'soon' cannot be read. Write them as"),
         ("BTCUSDT.csv", text(["t", *COLUMNS], rows_with(MS[0] + np.arange(60) * 420_000)), "most often 420 s apart"),
-        ("BTCUSDT.csv", text(["t", *COLUMNS], rows_with(MS)[:1]), "from two bars or more; got 1"),
+        ("BTCUSDT.csv", text(["t", *COLUMNS], rows_with(MS)[:1]), "from two bars or more, or from the name; got one"),
     ],
 )
 def test_errors_say_what_came_and_what_to_do(tmp_path, name, content, message):
@@ -349,17 +374,163 @@ def test_two_million_rows_load_in_seconds(tmp_path):
     assert time.perf_counter() - start < 30  # about 3 on a quiet core
 
 
-def test_a_folder_gives_a_file_a_series(tmp_path):
-    market = make_market(["BTCUSDT", "ETHUSDT"], ["1h"], "2025-01-01", "2025-01-05")
-    market["BTCUSDT_1h"].frame.to_csv(tmp_path / "BTCUSDT_1h.csv")
-    market["ETHUSDT_1h"].frame.to_parquet(tmp_path / "ETHUSDT_1h.parquet")
-    found = read_folder(tmp_path, market)
-    for name, each in market.items():
-        pd.testing.assert_frame_equal(found[name].frame, each.frame, check_freq=False)
-    with pytest.raises(DataError, match=r"one file a series; got BTCUSDT_15m: 0\. There is BTCUSDT_1h\.csv"):
-        read_folder(tmp_path, ["BTCUSDT_15m"])
-    (tmp_path / "BTCUSDT_1h.json").write_text("[]")
-    with pytest.raises(DataError, match=r"no folder .*; it must hold one file a series"):
-        read_folder(tmp_path / "nowhere", ["BTCUSDT_15m"])
-    with pytest.raises(DataError, match="BTCUSDT_1h: 2"):
-        read_folder(tmp_path, ["BTCUSDT_1h"])
+def save(path, frame, name="time"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.rename_axis(name).to_csv(path)
+
+
+def test_a_folder_is_read_whole_and_pieces_are_joined(tmp_path):
+    btc, eth = bars(96, "1h"), bars(40, "15min") / 20
+    for day, piece in btc.groupby(btc.index.date):
+        save(tmp_path / "days" / f"BTCUSDT-1h-{day}.csv", piece)
+    save(tmp_path / "ETH_USDT-15m.csv", eth)
+    (tmp_path / "README.md").write_text("read me")
+    (tmp_path / ".hidden.csv").write_text("x")
+    save(tmp_path / "run" / "models" / "SOLUSDT_1h.csv", btc)
+    (tmp_path / "run" / "experiment.json").write_text("{}")
+    found = read_files(tmp_path)
+    assert list(found.klines) == ["BTCUSDT_1h", "ETHUSDT_15m"]
+    assert np.array_equal(found.klines["BTCUSDT_1h"].frame[COLUMNS], btc)
+    assert len(found.klines["BTCUSDT_1h"].passport.files) == 5
+    assert not found.refused and list(found.left_out) == ["README.md"]
+    told = found.text()
+    assert "BTCUSDT_1h       2024-12-31T18:00 to 2025-01-04T17:00         96 bars  5 files" in told
+    assert "not taken: README.md: a file of bars is" in told
+    assert list(read_files(f"{tmp_path}/*15m*").klines) == ["ETHUSDT_15m"]
+    assert list(read_files(tmp_path, ["BTCUSDT"], ["60m"]).klines) == ["BTCUSDT_1h"]
+    assert list(read_files(tmp_path / "ETH_USDT-15m.csv").klines) == ["ETHUSDT_15m"]
+
+
+def test_one_bad_file_stops_no_other(tmp_path):
+    save(tmp_path / "BTCUSDT_15m.csv", FRAME)
+    (tmp_path / "ETHUSDT_15m.csv").write_text(PLAIN.replace("100.0", "n/a?", 1))
+    (tmp_path / "SOLUSDT_15m.parquet").write_bytes(b"PAR1 no")
+    found = read_files(tmp_path)
+    assert list(found.klines) == ["BTCUSDT_15m"] and len(found.refused) == 2
+    assert found.refused["ETHUSDT_15m.csv"] == "open must hold numbers; row 1 has 'n/a?'"
+
+
+def test_dates_cut_own_files_too(tmp_path):
+    save(tmp_path / "BTCUSDT_1h.csv", bars(96, "1h"))
+    bars_of = read_files(tmp_path, start="2025-01-01", end="2025-01-02").klines["BTCUSDT_1h"].passport
+    assert (bars_of.first, bars_of.last, bars_of.got) == ("2025-01-01T00:00", "2025-01-02T23:00", 48)
+    with pytest.raises(DataError, match=r"no bar in 2026-01-01 .. its end; the files have 2024-12-31 .. 2025-01-04"):
+        read_files(tmp_path, start="2026-01-01")
+
+
+def test_conflicting_rows_are_refused_with_the_first(tmp_path):
+    save(tmp_path / "BTCUSDT_15m.csv", FRAME)
+    other = FRAME.copy()
+    other.iloc[7:10] *= 1.01
+    save(tmp_path / "more" / "BTCUSDT_15m.csv", other)
+    with pytest.raises(DataError, match="3 bars have two rows that disagree; the first at 2024-12-31T19:45: BTCUSDT"):
+        read_files(tmp_path)
+
+
+def test_a_bar_that_was_saved_before_it_closed_gives_way(tmp_path):
+    early = FRAME.iloc[:30].copy()
+    early.iloc[-1, 3] = early.iloc[-1, :4].mean()  # its close was another then
+    early.iloc[-1, 4] /= 2
+    save(tmp_path / "a" / "BTCUSDT_15m.csv", early)
+    save(tmp_path / "b" / "BTCUSDT_15m.csv", FRAME)
+    bars_of = read_files(tmp_path).klines["BTCUSDT_15m"]
+    assert np.array_equal(bars_of.frame[COLUMNS], FRAME)
+    assert "1 bars that were saved before they closed gave way to the whole ones." in bars_of.passport.notes
+
+
+def luna(tmp_path, name):
+    old = bars(48, "1h").set_axis(pd.date_range("2022-05-11 01:00", periods=48, freq="1h", tz="UTC"))
+    new = bars(72, "1h").set_axis(pd.date_range("2022-05-31 06:00", periods=72, freq="1h", tz="UTC")) * 500
+    save(tmp_path / name, pd.concat([old / 100, new]))
+
+
+@pytest.mark.parametrize("name, venue", [("Binance_LUNAUSDT_1h.csv", ""), ("LUNAUSDT_1h.csv", "binance")])
+def test_own_bars_of_a_known_venue_get_what_is_known_of_it(tmp_path, name, venue):
+    luna(tmp_path, name)
+    passport = read_files(tmp_path, venue=venue).klines["LUNAUSDT_1h"].passport
+    assert passport.first == "2022-06-01T06:00" and passport.market == "spot"
+    assert "of another asset, the old Terra chain" in " ".join(passport.notes)
+
+
+def test_halts_are_named_where_the_venue_is_known(tmp_path):
+    frame = bars(96, "1h").set_axis(pd.date_range("2021-08-12", periods=96, freq="1h", tz="UTC"))
+    save(tmp_path / "BTCUSDT_1h.csv", frame.drop(frame.index[26:30]))
+    assert read_files(tmp_path, venue="other").klines["BTCUSDT_1h"].passport.unexplained == 4
+    assert read_files(tmp_path, venue="binance").klines["BTCUSDT_1h"].passport.unexplained == 0
+
+
+def test_a_change_of_asset_is_told_without_a_venue(tmp_path):
+    luna(tmp_path, "LUNAUSDT_1h.csv")
+    passport = read_files(tmp_path, venue="other").klines["LUNAUSDT_1h"].passport
+    assert "as if another asset had taken the name: use the bars of one side" in passport.notes[-1]
+
+
+def test_a_file_that_does_not_say_takes_the_one_symbol_asked_for(tmp_path):
+    save(tmp_path / "my bars.csv", FRAME)
+    with pytest.raises(DataError, match="no symbol in the file's name or in a column"):
+        read_files(tmp_path)
+    assert list(read_files(tmp_path, ["WIFUSDT"]).klines) == ["WIFUSDT_15m"]
+
+
+@pytest.mark.parametrize("where", ["nowhere", "nowhere/*.csv"])
+def test_a_place_without_files_is_told(tmp_path, where):
+    with pytest.raises(DataError, match="no file"):
+        read_files(tmp_path / where)
+
+
+def test_frames_are_taken_as_files_are():
+    hours = bars(60, "1h")
+    found = from_frames({"BTCUSDT_15m": FRAME, "eth/usdt": hours.reset_index(names="date")}, start="2025-01-01")
+    assert list(found) == ["BTCUSDT_15m", "ETHUSDT_1h"]
+    assert np.array_equal(found["BTCUSDT_15m"].frame, FRAME["2025-01-01":])
+    assert found["ETHUSDT_1h"].passport.source == "frame"
+    assert from_frames(found) == found
+    with pytest.raises(DataError, match="SOLUSDT_1h was asked for, but the bars start 15m apart"):
+        from_frames({"SOLUSDT_1h": FRAME})
+    with pytest.raises(DataError, match="as a pandas DataFrame; got dict"):
+        from_frames({"SOLUSDT_1h": {}})
+
+
+def test_summer_time_leaves_days_at_their_dates(tmp_path):
+    days = bars(60, "1D").set_axis(pd.date_range("2024-02-15", periods=60, freq="1D", tz="America/New_York"))
+    days.rename_axis("Date").to_csv(tmp_path / "SPY.csv")
+    frame = read_files(tmp_path).klines["SPY_1d"].frame
+    assert frame.index[0] == pd.Timestamp("2024-02-15", tz="UTC") and len(frame) == 60
+
+
+def test_rows_off_the_grid_are_refused(tmp_path):
+    frame = bars(60, "1h")
+    save(
+        tmp_path / "BTCUSDT_1h.csv", frame.set_axis(frame.index + pd.to_timedelta(np.arange(60) // 50 * 17, unit="min"))
+    )
+    with pytest.raises(DataError, match="10 of 60 rows stand off the 1h grid; the first at 2025-01-02T20:17"):
+        read_files(tmp_path)
+
+
+def zip_bomb(method):
+    blob = io.BytesIO()
+    with zipfile.ZipFile(blob, "w", method) as box:
+        box.writestr("BTCUSDT_15m.csv", bytes(80 << 20))
+    return blob.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name, blob, message",
+    [
+        ("BTCUSDT_15m.csv.gz", lambda: gzip.compress(bytes(80 << 20)), "it unpacks to more than 67,108,864 bytes"),
+        ("BTCUSDT_15m.zip", lambda: zip_bomb(zipfile.ZIP_DEFLATED), "it unpacks to more than 67,108,864 bytes"),
+        ("BTCUSDT_15m.zip", lambda: zip_bomb(zipfile.ZIP_BZIP2), "a zip must be stored or deflated"),
+        ("BTCUSDT_15m.json", lambda: b"[" * 100_000, "cannot be read as what its name says"),
+        ("BTCUSDT_15m.json", lambda: b"[[" + b"9" * 400 + b",1,2,3,4]]", "BTCUSDT_15m.json"),
+        ("BTCUSDT_15m.csv.gz", lambda: gzip.compress(PLAIN.encode())[:-30], "its end is missing"),
+    ],
+)
+def test_what_unpacks_to_too_much_is_refused_in_little_memory(tmp_path, name, blob, message):
+    path = tmp_path / name
+    path.write_bytes(blob())
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message):
+        read_klines(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 << 20

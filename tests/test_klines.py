@@ -136,8 +136,8 @@ def test_an_impossible_bar_is_refused_with_its_time(column, value, rule):
 
 def test_what_is_no_table_of_bars_is_refused():
     frame = bars("2025-03-01", 3)
-    with pytest.raises(DataError, match=r"need the columns .* \(volume missing\)"):
-        validate(frame.drop(columns="volume"), "BTCUSDT_1h")
+    with pytest.raises(DataError, match=r"need the columns .* \(close missing\)"):
+        validate(frame.drop(columns="close"), "BTCUSDT_1h")
     with pytest.raises(DataError, match="index of times"):
         validate(frame.reset_index(drop=True), "BTCUSDT_1h")
     with pytest.raises(DataError, match="must be numbers"):

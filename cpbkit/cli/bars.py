@@ -160,7 +160,7 @@ def series(
     as_json,
 ):
     """Train a model on a table of your own, beside the forecast that nothing changes."""
-    from cpbkit.data.files import read_table
+    from cpbkit.data.tables import read_table
     from cpbkit.runs.table import plan_series, run_series
 
     table = read_table(file, time, columns)

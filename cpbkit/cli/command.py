@@ -197,7 +197,14 @@ which_source = _options(
         type=click.Choice(["binance", "files", "synthetic"]),
         help="The venue, your own files, or the seeded market.  [default: binance]",
     ),
-    click.option("--files", metavar="FOLDER", help="Of your own bars, such as BTCUSDT_15m.csv."),
+    click.option(
+        "--files", metavar="PATH", help="Your own bars: a file, a folder or a 'pattern*.csv', in any usual layout."
+    ),
+    click.option(
+        "--venue",
+        type=click.Choice(["binance", "other"]),
+        help="Of your own bars: its halts and listings count.  [default: what the files' names say]",
+    ),
 )
 any_setting = click.option(
     "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
@@ -231,7 +238,7 @@ def merge_settings(settings: dict, **given) -> dict:
     """
     given = {name: value for name, value in given.items() if value is not None}
     if "files" in given:
-        given.setdefault("source", "files")
+        given = {"source": "files", "symbols": (), "intervals": (), **given}
     for name in given:
         if name in settings:
             raise click.UsageError(f"{name} is {given[name]!r} already; leave out --set {name}")

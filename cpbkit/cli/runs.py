@@ -1,6 +1,7 @@
 """Runs: train, look, judge, report."""
 
 import dataclasses
+import functools
 import json
 import math
 import shlex
@@ -74,11 +75,22 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, as_json,
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
     only when every series has its model.
     """
-    experiment = experiment_of(**given)
+    experiment, bars = open_own(experiment_of(**given))
     place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
     if only_plan:
         return _preview(experiment, as_json, **place)
-    _sweep(experiment, folder or f"runs/{experiment.preset}", as_json, **place)
+    _sweep(experiment, folder or f"runs/{experiment.preset}", as_json, **place, klines=bars)
+
+
+def open_own(experiment: Experiment):
+    """Open the own files of an experiment and list them; return it with their series, and what gives their bars."""
+    if experiment.data.source != "files":
+        return experiment, None
+    from cpbkit.data.load import load_klines, open_files
+
+    found = open_files(experiment)
+    click.echo(found.text(), err=True)
+    return found.settle(experiment), functools.partial(load_klines, found=found)
 
 
 @click.command(cls=Command, examples=("cpbkit smoke", "cpbkit smoke --preset gru --epochs 1"))

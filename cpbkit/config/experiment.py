@@ -6,11 +6,12 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpbkit.config.own import is_own
-from cpbkit.errors import CpbkitError, check_name
+from cpbkit.errors import CpbkitError, UnknownName, check_name
 
 COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB OP PEPE INJ SHIB LUNA".split())
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
@@ -23,10 +24,12 @@ class Data:
     """Which bars."""
 
     source: str = "binance"  # binance | files | synthetic | given (as frames, in Python)
-    files: str = ""  # the folder of the files, one a series: BTCUSDT_15m.csv, or any other type that read_klines knows
+    files: str = ""  # file, folder or pattern of own bars, in any type and layout that read_files knows
+    venue: str = ""  # of own bars: binance (its halts and listings), other, or "" for what their names say
     market: str = "spot"  # spot | um (USD-M futures)
-    symbols: tuple[str, ...] = SYMBOLS  # exchange symbols
-    intervals: tuple[str, ...] = ("15m", "1h")  # bar lengths
+    symbols: tuple[str, ...] = SYMBOLS  # exchange symbols; of own bars () is all that is there
+    intervals: tuple[str, ...] = ("15m", "1h")  # bar lengths; of own bars () is all that is there
+    series: tuple[str, ...] = ()  # of own bars: those that are there; () is each symbol at each interval
     start: str = ""  # first UTC day, YYYY-MM-DD
     end: str = ""  # last UTC day, inclusive
     seed: int = 0  # of the synthetic market; unused otherwise
@@ -34,11 +37,16 @@ class Data:
 
     def __post_init__(self):
         check_name("source", self.source, ("binance", "files", "synthetic", "given"))
+        check_name("venue", self.venue, ("", "binance", "other"))
         if (self.source == "files") != bool(self.files):
-            raise CpbkitError(f"source 'files' goes with the folder of the files; got {self.source!r}, {self.files!r}")
+            raise CpbkitError(f"source 'files' goes with where the files are; got {self.source!r}, {self.files!r}")
         check_name("market", self.market, ("spot", "um"))
-        if not self.symbols or not self.intervals:
+        if self.source != "files" and not (self.symbols and self.intervals):
             raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")
+        for name in (*self.symbols, *self.intervals, *self.series):  # they become names of files
+            if not re.fullmatch(r"\w{1,40}", name):
+                plain = re.sub(r"\W|_", "", name).upper()
+                raise UnknownName(f"symbol must be written like BTCUSDT; got {name!r} (did you mean {plain}?)")
         for name, day in (("start", self.start), ("end", self.end)):
             if day:
                 try:
@@ -196,7 +204,8 @@ class Experiment:
     @property
     def series(self) -> tuple[str, ...]:
         """The names of the run's series, `BTCUSDT_15m`, symbol by symbol."""
-        return tuple(f"{symbol}_{interval}" for symbol in self.data.symbols for interval in self.data.intervals)
+        data = self.data
+        return data.series or tuple(f"{symbol}_{interval}" for symbol in data.symbols for interval in data.intervals)
 
     @property
     def own_parts(self) -> tuple[str, ...]:

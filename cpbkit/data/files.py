@@ -1,350 +1,378 @@
-"""A person's own files: bars in any usual spelling, and any other time series table."""
+"""A person's own bars: files, folders and frames in any usual spelling, joined to one table a series."""
 
-import collections
-import csv
-import gzip
-import hashlib
-import io
-import json
-import logging
+import glob
 import pathlib
 import re
-import zipfile
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
-from cpbkit.data.klines import INTERVAL_SECONDS, OHLCV, Klines, SourceFile, split_name, validate
-from cpbkit.errors import DataError, check_name
-
-log = logging.getLogger(__name__)
-
-# Column spellings seen in the wild, in letters and digits only. Of several times the first in this order counts.
-TIMES = tuple(
-    "opentimems opentime openat candlebegintime timeperiodstart starttime unixtimestamp unix unixtime timestamp ts"
-    " datetime gmttime time date start begin index t".split()
+from cpbkit.config.experiment import COINS, Experiment, vary
+from cpbkit.data.klines import (
+    DAY_NS,
+    INTERVAL_SECONDS,
+    OHLC,
+    SECOND_NS,
+    Klines,
+    SourceFile,
+    check_interval,
+    find_interval,
+    grid_phase,
+    series_name,
+    split_name,
+    stamp,
+    validate,
 )
-SPELLINGS = {
-    "open": ("open", "o", "openprice", "priceopen"),
-    "high": ("high", "h", "highprice", "pricehigh", "max"),
-    "low": ("low", "l", "lowprice", "pricelow", "min"),
-    "close": ("close", "c", "closeprice", "priceclose"),
-    "volume": ("volume", "vol", "v", "basevolume", "baseassetvolume", "volumetraded", "tickvol", "tickvolume"),
-    "quote_volume": ("quotevolume", "quoteassetvolume", "turnover", "amount", "volumecurrency", "volumequote"),
-    "trades": ("trades", "count", "tradecount", "tradescount", "numberoftrades", "numtrades"),
-    "taker_buy_volume": ("takerbuyvolume", "takerbuybasevolume", "takerbuybaseassetvolume"),
-}
-ARCHIVE = ("open_time", *OHLCV, "close_time", "quote_volume", "trades", "taker_buy_volume", "taker_buy_quote", "ignore")
-QUOTES = "USDT FDUSD USDC BUSD TUSD USD EUR TRY BTC ETH BNB".split()  # longest spelling of a currency first
-# Times that are not ISO 8601. Day first and month first are both tried: one of them must fail.
-FORMATS = tuple(
-    f"{date}{clock}"
-    for date in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d")
-    for clock in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I-%p")
+from cpbkit.data.layouts import OTHER_NAMES, QUOTES, Sheet, read_sheets, read_symbol
+from cpbkit.data.request import Order, listing_of, usable
+from cpbkit.data.tables import KINDS, load, with_index
+from cpbkit.data.venue import Contract
+from cpbkit.errors import CpbkitError, DataError, check_name
+
+VENUES = ("", "binance", "other")  # "" is guessed from the files' names
+MANY = 10_000  # files of a folder
+NOT_BARS = re.compile(r"funding|premium|[-_]mark[-_.]|[-_]index[-_.]|aggtrades|[-_]trades[-_.]|bookdepth|metrics", re.I)
+ARCHIVE_NAME = re.compile(r"[A-Z0-9]+-\d+[a-z]+-\d{4}-\d{2}(-\d{2})?\.(csv|zip)")  # as Binance's archive names files
+WORDS = frozenset(  # of files' names that are no symbols
+    """data ohlcv ohlc kline klines candle candles candlestick history historical hist spot futures um perp perpetual
+    swap price prices bars binance bybit okx kraken coinbase bitfinex bitstamp gemini kucoin yahoo daily hourly minute
+    of coin investing com coinmarketcap""".split()
 )
+
+
+class Conflict(DataError):
+    """Rows that say different prices of the same bar."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a person's files hold."""
+
+    klines: dict[str, Klines]  # by series
+    refused: dict[str, str] = field(default_factory=dict)  # series or file: why its bars cannot be used
+    left_out: dict[str, str] = field(default_factory=dict)  # file: why it is no file of bars
+
+    def settle(self, experiment: Experiment) -> Experiment:
+        """Return the experiment with the series that are there, and those that were asked for by name and are not."""
+        data, names = experiment.data, list(self.klines)
+        there = list(dict.fromkeys(split_name(name)[1] for name in names))
+        for symbol in data.symbols:
+            wanted = [series_name(symbol, interval) for interval in data.intervals or there]
+            if data.intervals or not any(split_name(name)[0] == symbol for name in names):
+                names += [name for name in wanted if name not in names]
+        symbols, intervals = (tuple(dict.fromkeys(part)) for part in zip(*map(split_name, names), strict=True))
+        return vary(experiment, symbols=symbols, intervals=intervals, series=tuple(names))
+
+    def text(self) -> str:
+        """List what is taken, and what is not and why."""
+        lines = []
+        for name, bars in self.klines.items():
+            p = bars.passport
+            files = p.files[0].name if len(p.files) == 1 else f"{len(p.files)} files, {p.files[0].name} first"
+            lines.append(f"{name:16} {p.first} to {p.last}  {p.got:>9,} bars  {files}")
+            lines += [f"{'':16} {note}" for note in p.notes]
+        lines += [f"not taken: {name}: {why}" for name, why in (self.refused | self.left_out).items()]
+        return "\n".join(lines)
 
 
 def read_klines(path: str | pathlib.Path, series: str = "") -> Klines:
-    """Read bars from CSV, Parquet, feather or JSON, whatever its columns and times are called.
+    """Read bars of one series from CSV, Parquet, feather, JSON or Excel, whatever its columns and times are called.
 
-    series: `BTCUSDT_15m`; without it the symbol is taken from the file's name and the interval from the times.
+    series: `BTCUSDT_15m`; without it symbol and interval are taken from the content and the file's name.
     Times are bar starts: seconds, ms, us or ns since 1970 (row by row), or text; without a zone they are UTC.
     Rows without any price are dropped, the last bar too while it is not closed. Raises DataError.
     """
     path = pathlib.Path(path)
-    table, digest = _read(path)
-    table = _name_columns(table, path)
-    times = _times(table.pop("time"), path)
-    frame = pd.DataFrame({name: _numbers(table[name], name, path) for name in table}, index=times)
-    empty = frame[list(OHLCV[:4])].isna().all(axis=1)
-    notes = [f"{int(empty.sum())} rows without a price were dropped."] if empty.any() else []
-    spacing = _interval(times, path)
-    if not series:
-        series = f"{_symbol(path)}_{spacing}"
-    elif split_name(series)[1] != spacing:
-        raise DataError(f"{path.name}: {series} was asked for, but the bars start {spacing} apart")
-    files = [SourceFile(path.name, digest)]
-    return validate(frame[~empty], series, source="file", files=files, now=pd.Timestamp.now("UTC"), notes=notes)
+    pieces = _read_file(path, series)
+    if len(names := {piece.series for piece in pieces}) > 1:
+        raise DataError(f"{path.name} holds {len(names)} series: {', '.join(sorted(names)[:8])}. Name one")
+    return _join(pieces, "")
 
 
-def read_folder(folder: str | pathlib.Path, names: Iterable[str]) -> dict[str, Klines]:
-    """Read one file of bars a series, `BTCUSDT_15m.csv` or any other type that `read_klines` knows.
+def read_files(
+    where: str | pathlib.Path,
+    symbols: Iterable[str] = (),
+    intervals: Iterable[str] = (),
+    *,
+    start: str = "",
+    end: str = "",
+    venue: str = "",
+) -> Found:
+    """Read every file of bars in a file, a folder or a pattern, and join the pieces of each series.
 
-    Errors: DataError for a series without a file, or with several.
+    symbols, intervals: those to take; without them all that is there. start, end: UTC days, both inclusive.
+    venue: binance gives its halts, listings and the two assets of LUNA; other none; "" guesses by the names.
+    A file that cannot be used stops no other: it is in `refused`, one that is no file of bars in `left_out`.
+    Raises DataError where there is no file, or none of bars.
     """
-    if not pathlib.Path(folder).is_dir():
-        raise DataError(f"no folder {folder}; it must hold one file a series, such as BTCUSDT_15m.csv")
-    paths = [path for path in sorted(pathlib.Path(folder).iterdir()) if path.is_file()]
-    found = {name: [path for path in paths if path.name.split(".")[0] == name] for name in names}
-    if wrong := [f"{name}: {len(some)}" for name, some in found.items() if len(some) != 1]:
-        there = ", ".join(path.name for path in paths[:20]) or "nothing"
-        raise DataError(f"{folder} must hold one file a series; got {', '.join(wrong)}. There is {there}")
-    return {name: read_klines(path, name) for name, (path,) in found.items()}
+    check_name("venue", venue, VENUES)
+    symbols, intervals = list(symbols), [check_interval(one) for one in intervals]
+    paths = find_files(where)
+    asked = symbols[0] if len(symbols) == 1 and len(paths) == 1 else ""  # of a file that does not say
+    pieces: dict[str, list[_Piece]] = {}
+    refused, left_out = {}, {}
+    for path in paths:
+        if reason := _is_no_file_of_bars(path):
+            left_out[path.name] = reason
+            continue
+        try:
+            for piece in _read_file(path, asked=asked):
+                symbol, interval = split_name(piece.series)
+                if symbol in (symbols or [symbol]) and interval in (intervals or [interval]):
+                    pieces.setdefault(piece.series, []).append(piece)
+        except CpbkitError as error:
+            refused[path.name] = str(error).removeprefix(f"{path.name}: ")
+    klines = {}
+    for name in sorted(pieces, key=lambda name: (split_name(name)[0], INTERVAL_SECONDS[split_name(name)[1]])):
+        try:
+            klines[name] = _join(pieces[name], venue, start, end)
+        except DataError as error:
+            refused[name] = str(error)
+    if not klines:
+        reasons = "; ".join(f"{name}: {why}" for name, why in [*refused.items(), *left_out.items()][:5])
+        raise DataError(f"{where} holds no bars that were asked for. {reasons or f'It has {len(paths)} files'}")
+    return Found(klines, refused, left_out)
 
 
-def read_table(path: str | pathlib.Path, time: str | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read any time series table (CSV, Parquet, feather, JSON) as float64 columns, oldest row first.
+def from_frames(
+    frames: Mapping[str, pd.DataFrame | Klines], *, start: str = "", end: str = "", venue: str = "other"
+) -> dict[str, Klines]:
+    """Take frames of bars as files are taken: {"BTCUSDT_1h": df}, or {"BTCUSDT": df} with the interval of its times.
 
-    time: column of times; without it the first column that holds times, or else a plain count of rows. Without
-    a zone times are UTC. columns: those to keep, in this order; without them every column of numbers.
-    Raises UnknownName for a column that is not there, DataError for text, infinities or the same time twice.
+    A frame has its times as index or as a column, in any of the spellings that files may have. Raises DataError.
     """
-    path = pathlib.Path(path)
-    table, _ = _read(path)
-    table.columns = [str(column) for column in table.columns]
-    if time is None and (both := _date_and_clock(table)):
-        time, clock = both
-        table = table.assign(**{time: _joined(table, time, clock)}).drop(columns=clock)
-    elif time is not None:
-        check_name("time column", time, table.columns)
+    check_name("venue", venue, VENUES)
+    klines = {}
+    for name, frame in frames.items():
+        if isinstance(frame, Klines):
+            klines[name] = frame
+            continue
+        if not isinstance(frame, pd.DataFrame):
+            raise DataError(f"{name}: bars come as a pandas DataFrame; got {type(frame).__name__}")
+        table = frame if isinstance(frame.index, pd.RangeIndex) else frame.rename_axis(frame.index.name or "time")
+        series = name if "_" in name and find_interval(name.rpartition("_")[2]) else ""
+        sheets = read_sheets(with_index(table, name), name)
+        pieces = [_piece(sheet, name, SourceFile(name), series, asked=name) for sheet in sheets]
+        if len({piece.series for piece in pieces}) > 1:
+            raise DataError(f"{name}: a frame holds one series; got {', '.join(piece.series for piece in pieces[:8])}")
+        bars = _join(pieces, venue, start, end)
+        klines[bars.passport.series] = replace(bars, passport=replace(bars.passport, source="frame"))
+    return klines
+
+
+def find_files(where: str | pathlib.Path) -> list[pathlib.Path]:
+    """List the files that a path, a folder or a pattern means, those of folders inside too; DataError for none."""
+    path = pathlib.Path(where).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = path.rglob("*")
+    elif glob.has_magic(str(path)):
+        found = map(pathlib.Path, glob.glob(str(path), recursive=True))
     else:
-        time = next((column for column in table.columns if _holds_times(table[column], path)), None)
-    chosen = [check_name("column", column, table.columns) for column in dict.fromkeys(columns or ())]
-    if not chosen:
-        rest = [column for column in table.columns if column != time]
-        chosen = [column for column in rest if pd.api.types.is_numeric_dtype(table[column])]
-        if left := [column for column in rest if column not in chosen]:
-            log.warning("%s: columns that are not numbers were left out: %s", path.name, ", ".join(left))
-    if not chosen:
-        raise DataError(f"{path.name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
-    values = pd.DataFrame({column: _numbers(table[column], column, path) for column in chosen})
-    if time is None:
-        return values
-    values = values.set_index(_times(table[time], path).rename(time)).sort_index(kind="stable")
-    twice = values.index.duplicated()
-    if twice.any():
-        raise DataError(
-            f"{path.name}: one row a time; got {int(twice.sum())} more, the first at {values.index[twice][0]}. "
-            "Keep one series in a file"
-        )
-    return values
+        load(path)  # says what is there instead
+        raise DataError(f"no file or folder {path}")
+    files, runs = [], set()
+    for one in found:
+        if one.name == "experiment.json":
+            runs.add(one.parent)
+        elif one.is_file() and not any(part.startswith(".") for part in one.parts[len(path.parts) :]):
+            files.append(one)
+        if len(files) > MANY:
+            raise DataError(f"{where} holds more than {MANY:,} files; name a folder nearer to the bars")
+    files = [one for one in files if not runs.intersection(one.parents)]  # what a sweep has left among them
+    if not files:
+        raise DataError(f"{where} holds no file")
+    return sorted(files)
 
 
-def _read(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
-    """Return the raw table and the sha256 of the file."""
-    if not path.is_file():
-        near = sorted(p.name for p in path.parent.iterdir() if p.is_file())[:8] if path.parent.is_dir() else []
-        raise DataError(f"no file {path}" + (f"; that folder has {', '.join(near)}" if near else ""))
-    raw = path.read_bytes()
-    digest = hashlib.sha256(raw).hexdigest()
-    name = path.name.lower()
+def _is_no_file_of_bars(path: pathlib.Path) -> str:
+    kind = path.name.lower().rpartition(".")[2]
+    if kind not in KINDS:
+        return f"a file of bars is .csv, .parquet, .feather, .json or .xlsx; this is .{kind}"
+    if found := NOT_BARS.search(path.name):
+        return f"its name says {found[0].strip('-_.')}, which is no trade price"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one file holds of a series."""
+
+    series: str
+    frame: pd.DataFrame
+    file: SourceFile
+    notes: tuple[str, ...]
+
+
+def _read_file(path: pathlib.Path, series: str = "", asked: str = "") -> list[_Piece]:
+    """Read the pieces of a file. series: what it must be; asked: the symbol, if the file does not say."""
+    table, digest = load(path)
     try:
-        if name.endswith(".gz"):
-            raw, name = gzip.decompress(raw), name[:-3]
-        elif name.endswith(".zip"):
-            raw, name = _only_member(raw, path)
-        kind = name.rpartition(".")[2]
-        if kind in ("parquet", "pq"):
-            table = pd.read_parquet(io.BytesIO(raw))
-        elif kind in ("feather", "arrow", "ft"):
-            table = pd.read_feather(io.BytesIO(raw))
-        elif kind == "json":
-            table = _from_json(json.loads(raw))
-        elif kind in ("csv", "txt", "tsv", "dat"):
-            table = _from_text(raw)
-        else:
-            raise DataError(
-                f"{path.name}: a file is read as .csv, .parquet, .feather or .json (also .gz, .zip); got .{kind}. "
-                "Pickles are never read: they can run code"
-            )
-    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path.name} cannot be read as what its name says: {error}") from error
-    if not isinstance(table.index, pd.RangeIndex):
-        table = table.reset_index()
-    if not len(table):
-        raise DataError(f"{path.name} holds no rows")
-    return table, digest
+        sheets = read_sheets(table, path.name)
+    except OverflowError as error:  # a number of four hundred digits
+        raise DataError(f"{path.name} cannot be read: {error}") from None
+    if series and len(sheets) > 1:
+        sheets = [sheet for sheet in sheets if series_name(sheet.symbol, sheet.interval) == series] or sheets
+    file = SourceFile(path.name, digest)
+    return [_piece(sheet, path.name, file, series, asked, len(sheets) == 1) for sheet in sheets]
 
 
-def _only_member(raw: bytes, path: pathlib.Path) -> tuple[bytes, str]:
-    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        members = [info for info in archive.infolist() if not info.is_dir()]
-        if len(members) != 1:
-            raise DataError(f"{path.name}: a zip must hold one file; got {len(members)}. Unpack it first")
-        return archive.read(members[0]), members[0].filename.lower()
+def _piece(sheet: Sheet, name: str, file: SourceFile, series: str, asked: str, alone: bool = True) -> _Piece:
+    """Name the series of a sheet, which may be alone in its file; DataError where name and content disagree."""
+    notes = list(sheet.notes)
+    symbol, interval = read_name(name)
+    if series:
+        symbol, interval = split_name(series)
+        if sheet.interval not in ("", interval):
+            raise DataError(f"{name}: {series} was asked for, but the bars start {sheet.interval} apart")
+    elif sheet.symbol and not alone:
+        symbol = sheet.symbol
+    elif sheet.symbol and symbol and not (symbol.startswith(sheet.symbol) or sheet.symbol.startswith(symbol)):
+        raise DataError(f"{name}: its name says {symbol}, its content {sheet.symbol}. Rename the file")
+    elif interval and sheet.interval not in ("", interval):
+        raise DataError(f"{name}: its name says {interval}, but the bars start {sheet.interval} apart. Rename the file")
+    interval = sheet.interval or interval
+    if not interval:
+        raise DataError(f"{name}: the interval is read from two bars or more, or from the name; got one bar")
+    symbol = symbol if series else max(sheet.symbol, symbol, key=len) or asked
+    if symbol in COINS:
+        notes.append(f"{symbol} was taken as {symbol}USDT.")
+        symbol += "USDT"
+    if not symbol:
+        raise DataError(
+            f"{name}: no symbol in the file's name or in a column; name the series, such as BTCUSDT_{interval}, by "
+            "renaming the file, or ask for one symbol of this one file"
+        )
+    return _Piece(series_name(symbol, interval), sheet.frame, file, tuple(notes))
 
 
-def _from_json(data: object) -> pd.DataFrame:
-    if isinstance(data, dict) and not all(isinstance(column, list) for column in data.values()):
-        data = next((rows for rows in data.values() if isinstance(rows, list)), [])  # {"symbol": ..., "data": [...]}
-    return pd.DataFrame(data)
-
-
-def _from_text(raw: bytes) -> pd.DataFrame:
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    head = raw[:65536].decode(encoding, errors="replace").splitlines()[:50]
-    separator = max(";\t|,", key=lambda mark: sum(mark in line for line in head[:-1] or head))
-    cells = list(csv.reader(head, delimiter=separator))
-    width = collections.Counter(map(len, cells)).most_common(1)[0][0] if cells else 0
-    skip = next((i for i, row in enumerate(cells) if len(row) == width), 0)  # a banner has another width
-    header = None if cells and all(map(_is_value, cells[skip])) else 0
-    decimal = "," if separator == ";" and any("," in cell for row in cells[skip + 1 :] for cell in row) else "."
-    return pd.read_csv(
-        io.BytesIO(raw),
-        sep=separator,
-        skiprows=skip,
-        header=header,
-        index_col=False,
-        decimal=decimal,
-        encoding=encoding,
+def read_name(name: str) -> tuple[str, str]:
+    """Return the symbol and the interval that a file's name says, "" for what it does not."""
+    stem = re.sub(
+        r"(\.(csv|txt|tsv|dat|json|jsonl|ndjson|parquet|pq|feather|arrow|ft|xlsx|gz|zip))+$", "", name, flags=re.I
     )
-
-
-def _is_value(cell: str) -> bool:
-    cell = cell.strip()
-    try:
-        float(cell or "nan")
-        return True
-    except ValueError:
-        return bool(re.fullmatch(r"\d[\d:/.,+\-TZ ]*", cell))
-
-
-def _name_columns(table: pd.DataFrame, path: pathlib.Path) -> pd.DataFrame:
-    """Return the columns time, open .. volume and what else bars may have, under these names."""
-    if pd.api.types.is_integer_dtype(table.columns.dtype):  # no header
-        names = ARCHIVE if len(table.columns) >= 11 else ARCHIVE[:6]
-        if len(table.columns) >= 7 and _is_clock(table[1]):
-            names = ("date", "time", *OHLCV)
-        table = table.set_axis([*names, *range(len(names), len(table.columns))][: len(table.columns)], axis=1)
-    plain, found = _plain_names(table), {}
-    if both := _date_and_clock(table):
-        found["time"] = _joined(table, *both)
-    elif time := next((plain[name] for name in TIMES if name in plain), None):
-        found["time"] = table[time]
-    for name, spellings in SPELLINGS.items():
-        if column := next((plain[spelling] for spelling in spellings if spelling in plain), None):
-            found[name] = table[column]
-    for spelling in reversed(plain):  # "Volume BTC" and "Volume USDT", "Volume_(Currency)"
-        if spelling.startswith("volume") and spelling not in ("volume", "volumetraded"):
-            quoted = spelling.endswith(("usdt", "usd", "usdc", "busd", "eur", "currency", "quote"))
-            found.setdefault("quote_volume" if quoted else "volume", table[plain[spelling]])
-    absent = [name for name in ("time", *OHLCV) if name not in found]
-    if absent:
-        got = ", ".join(map(str, table.columns))
-        raise DataError(
-            f"{path.name}: bars need a column of start times and {', '.join(OHLCV)}; got {got} "
-            f"(nothing read as {', '.join(absent)}). Rename the columns"
-        )
-    return pd.DataFrame(found)
-
-
-def _plain_names(table: pd.DataFrame) -> dict[str, str]:
-    """Return the columns by their names in small letters and digits; of equal names the first."""
-    return {re.sub("[^a-z0-9]", "", str(column).lower()): column for column in reversed(list(table.columns))}
-
-
-def _date_and_clock(table: pd.DataFrame) -> tuple[str, str] | None:
-    """Return the two columns that hold the day and the time of day, where times are written so."""
-    plain = _plain_names(table)
-    two = {"date", "time"} <= set(plain) and _is_clock(table[plain["time"]])
-    return (plain["date"], plain["time"]) if two else None
-
-
-def _joined(table: pd.DataFrame, date: str, clock: str) -> pd.Series:
-    return table[date].astype(str).str.cat(table[clock].astype(str), sep=" ")
-
-
-def _is_clock(column: pd.Series) -> bool:
-    first = column.iloc[0] if len(column) else ""
-    return isinstance(first, str) and bool(re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", first.strip()))
-
-
-def _times(column: pd.Series, path: pathlib.Path) -> pd.DatetimeIndex:
-    """Read times as UTC: dates, text, or numbers since 1970 whose unit is told by their size, row by row."""
-    if not pd.api.types.is_datetime64_any_dtype(column):
-        if not pd.api.types.is_numeric_dtype(column) and pd.to_numeric(column[:1], errors="coerce").notna().all():
-            column = pd.to_numeric(column, errors="coerce")  # numbers in quotes
-        column = _since_1970(column, path) if pd.api.types.is_numeric_dtype(column) else _from_words(column, path)
-    times = pd.DatetimeIndex(pd.to_datetime(column, utc=True))
-    if times.hasnans:
-        row = int(np.flatnonzero(times.isna())[0])
-        raise DataError(f"{path.name}: every row needs a time; row {row + 1} has none that can be read")
-    return times.as_unit("ns")
-
-
-def _since_1970(numbers: pd.Series, path: pathlib.Path) -> pd.Series:
-    x = numbers.to_numpy(float, na_value=np.nan)
-    digits = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}.get(len(str(int(np.nanmax(x)))) if len(x) else 0)
-    if digits:
-        written = pd.to_datetime(numbers.astype("Int64").astype(str), format=digits, errors="coerce", utc=True)
-        if written.notna().all():
-            return written
-    unit = np.select([x < 1e11, x < 1e14, x < 1e17], [1_000_000_000, 1_000_000, 1_000], 1)  # s, ms, us, else ns
-    if numbers.dtype.kind in "iu":
-        ns = numbers.to_numpy(np.int64) * unit
-    else:
-        whole = np.where(np.isnan(x), 0, x)
-        ns = np.floor(whole).astype(np.int64) * unit + np.rint((whole % 1) * unit).astype(np.int64)
-    times = pd.Series(pd.DatetimeIndex(ns, tz="UTC")).where(~np.isnan(x))
-    if times.min().year < 1980 or times.max().year > 2100:
-        raise DataError(
-            f"{path.name}: times are read as seconds, ms, us or ns since 1970; {numbers.iloc[0]} would be "
-            f"{times.iloc[0]}. Write times as 2025-01-31 00:00"
-        )
-    return times
-
-
-def _from_words(column: pd.Series, path: pathlib.Path) -> pd.Series:
-    text = column.astype(str).str.strip()
-    try:
-        return pd.to_datetime(text, format="ISO8601", utc=True)
-    except ValueError:
-        pass
-    readings = {}
-    for form in FORMATS:
-        if pd.notna(pd.to_datetime(text.iloc[0], format=form, errors="coerce")):
-            times = pd.to_datetime(text, format=form, errors="coerce", utc=True)
-            if times.notna().all():
-                readings[form] = times
-    if len(readings) == 1:
-        return next(iter(readings.values()))
-    why = f"can be read as {' and as '.join(readings)}" if readings else "cannot be read"
-    raise DataError(f"{path.name}: times such as {text.iloc[0]!r} {why}. Write them as 2025-01-31 00:00")
-
-
-def _holds_times(column: pd.Series, path: pathlib.Path) -> bool:
-    named = re.sub("[^a-z0-9]", "", str(column.name).lower()) in TIMES
-    if pd.api.types.is_numeric_dtype(column) and not named:
-        return False
-    try:
-        _times(column.iloc[:100], path)
-    except DataError:
-        return False
-    return True
-
-
-def _numbers(column: pd.Series, name: str, path: pathlib.Path) -> np.ndarray:
-    values = pd.to_numeric(column, errors="coerce")
-    lost = values.isna() & column.notna()
-    if not lost.any():
-        values = values.to_numpy(float, na_value=np.nan)
-        lost = pd.Series(np.isinf(values))
-    if lost.any():
-        row = int(np.flatnonzero(lost)[0])
-        raise DataError(f"{path.name}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])!r}")
-    return values
-
-
-def _interval(times: pd.DatetimeIndex, path: pathlib.Path) -> str:
-    steps = np.diff(np.sort(times.asi8)) // 1_000_000_000
-    steps = steps[steps > 0]
-    if not len(steps):
-        raise DataError(f"{path.name}: the interval is read from two bars or more; got {len(times)}")
-    step = collections.Counter(steps.tolist()).most_common(1)[0][0]  # np.unique takes seconds on a million times
-    for interval, seconds in INTERVAL_SECONDS.items():
-        if seconds == step:
-            return interval
-    raise DataError(
-        f"{path.name}: bars must stand a usual interval apart ({', '.join(INTERVAL_SECONDS)}); "
-        f"these are most often {step} s apart"
-    )
-
-
-def _symbol(path: pathlib.Path) -> str:
-    stem = path.name.upper()
+    stem = re.sub(r"^DAT_(?:ASCII|MT|NT|XLSX|MS)_", "", stem)
+    interval, rest = "", stem
+    # 1h, 15m, 1-min, 60min, M15 and H1 of MetaTrader, hourly; a bare d stands alone in CryptoDataDownload's names.
+    for match in re.finditer(r"(?<![A-Za-z0-9])(\d{1,3}[-_ ]?[A-Za-z]+|[MHDW]\d{1,3}|[a-z]+)(?![A-Za-z0-9])", stem):
+        text = match[1]
+        if re.fullmatch(r"[MHDW]\d+", text):
+            text = text[1:] + text[0].lower()
+        word = text.lower() if not text[-1:] == "M" or len(text) > 2 else text
+        if (found := find_interval(word)) and not (word.isalpha() and word not in ("d", "daily", "hourly", "minute")):
+            interval = interval or found
+            rest = f"{rest[: match.start()]}{' ' * len(match[1])}{rest[match.end() :]}"
+    upper = rest.upper()
     for quote in QUOTES:
-        if match := re.search(rf"([A-Z0-9]{{2,15}}?)[-_]?{quote}(?![A-Z])", stem):
-            return match[1] + quote
-    raise DataError(f"{path.name}: no symbol in the file's name; name the series, such as BTCUSDT_15m")
+        if match := re.search(
+            rf"(?<![A-Z])(?:BINANCE|BYBIT|OKX)?[-_ ]*([A-Z0-9]{{2,15}}?)[-_/]?{quote}(?![A-Z])", upper
+        ):
+            return read_symbol(match[1] + quote), interval
+    tokens = [token for token in re.split(r"[-_ .,()]+", rest) if re.search(r"[A-Za-z]", token)]
+    tokens = [token for token in tokens if token.lower() not in WORDS]
+    whole = tokens[0] if len(tokens) == 1 else ""
+    known = whole.isupper() or whole.upper() in (*COINS, *OTHER_NAMES)
+    return read_symbol(whole) if known else "", interval
+
+
+def _join(pieces: list[_Piece], venue: str, start: str = "", end: str = "") -> Klines:
+    """Join the pieces of one series and let them in; Conflict where they do not agree."""
+    name = pieces[0].series
+    symbol, interval = split_name(name)
+    notes = list(dict.fromkeys(note for piece in pieces for note in piece.notes))
+    columns = [column for column in pieces[0].frame if all(column in piece.frame for piece in pieces)]
+    if lost := sorted({column for piece in pieces for column in piece.frame} - set(columns)):
+        notes.append(f"Not every file has {', '.join(lost)}, so it was left out.")
+    frame = pd.concat([piece.frame[columns] for piece in pieces])
+    origin = np.repeat(np.arange(len(pieces)), [len(piece.frame) for piece in pieces])
+    frame, grown = _settle_doubles(frame, origin, pieces)
+    if grown:
+        notes.append(f"{grown} bars that were saved before they closed gave way to the whole ones.")
+    frame, phase = _on_one_grid(frame, name, interval, notes)
+    now = pd.Timestamp.now("UTC")
+    if start or end:
+        inside = frame.index >= pd.Timestamp(start or 0, tz="UTC")
+        if end:
+            inside &= frame.index < pd.Timestamp(end, tz="UTC") + pd.Timedelta(days=1)
+        if not inside.any():
+            there = f"{frame.index.min():%Y-%m-%d} .. {frame.index.max():%Y-%m-%d}"
+            raise DataError(f"{name}: no bar in {start or 'its start'} .. {end or 'its end'}; the files have {there}")
+        frame = frame[inside]
+    files = list({piece.file.name: piece.file for piece in pieces}.values())
+    market = ""
+    if venue == "binance" or (not venue and any(_names_binance(file.name) for file in files)):
+        market = "um" if re.search(r"[-_](um|futures|perp|swap)", files[0].name, re.I) else "spot"
+        starts, step = frame.index.asi8, INTERVAL_SECONDS[interval] * SECOND_NS
+        order = Order(
+            symbol,
+            interval,
+            market,
+            int(starts.min()),
+            int(starts.max()) + step,
+            now.as_unit("ns").value,
+            Contract(symbol, 1),
+            listing_of(symbol, market),
+        )
+        order = usable(order)
+        frame = frame[starts >= order.first]
+        guess = "" if venue else " (as the name says; venue other if they are not)"
+        notes += [f"Bars of Binance, {market}{guess}.", *order.notes]
+    return validate(frame, name, source="file", market=market, files=files, now=now, phase=phase, notes=notes)
+
+
+def _names_binance(name: str) -> bool:
+    return "binance" in name.lower() or bool(ARCHIVE_NAME.fullmatch(name))
+
+
+def _settle_doubles(frame: pd.DataFrame, origin: np.ndarray, pieces: list[_Piece]) -> tuple[pd.DataFrame, int]:
+    """Keep one row a bar: of equal rows any, of one that grew until it closed the last state; Conflict else.
+
+    Returns the frame, oldest first, and how many bars had been saved before they closed.
+    """
+    starts, values = frame.index.asi8, frame.to_numpy(float)
+    if (np.diff(starts) > 0).all():  # as most files are
+        return frame, 0
+    o, h, lo = values[:, :3].T
+    volume = frame["volume"].to_numpy(float) if "volume" in frame else np.zeros(len(frame))
+    order = np.lexsort((origin, h - lo, volume, starts))  # the widest state of a bar comes last
+    a, b = order[:-1], order[1:]
+    same_bar = starts[a] == starts[b]
+    equal = np.isclose(values[a, :4], values[b, :4], rtol=1e-9, atol=0).all(1) & np.isclose(volume[a], volume[b])
+    grew = np.isclose(o[a], o[b], rtol=1e-9) & (h[a] <= h[b]) & (lo[a] >= lo[b]) & (volume[a] <= volume[b])
+    ends = np.array([piece.frame.index.asi8.max() for piece in pieces])
+    snapshot = starts[a] == ends[origin[a]]  # the last row of a file: it may have been saved at any moment
+    conflict = same_bar & ~equal & ~grew & ~(snapshot & (origin[a] != origin[b]))
+    if conflict.any():
+        i = int(np.flatnonzero(conflict)[np.argmin(starts[a][conflict])])
+        said = [f"{pieces[origin[k]].file.name} says {' '.join(f'{x:g}' for x in values[k, :4])}" for k in (a[i], b[i])]
+        raise Conflict(
+            f"{int(conflict.sum())} bars have two rows that disagree; the first at {stamp(starts[a[i]])}: "
+            f"{said[0]}, {said[1]} ({', '.join(OHLC)}). Are these two markets, or two coins without a symbol column?"
+        )
+    kept = order[np.append(~same_bar, True)]
+    return frame.iloc[kept], int((same_bar & ~equal).sum())
+
+
+def _on_one_grid(frame: pd.DataFrame, name: str, interval: str, notes: list[str]) -> tuple[pd.DataFrame, int | None]:
+    """Return the frame and where its bars start on the grid, None for the usual place (ns).
+
+    Venues start days at other hours (16:00 UTC in Hong Kong), exchanges hours at other minutes (New York's 09:30).
+    """
+    step = INTERVAL_SECONDS[interval] * SECOND_NS
+    starts = frame.index.asi8
+    phases, counts = np.unique(starts % step, return_counts=True)
+    most = phases[counts.argmax()]
+    if interval == "1d" and len(phases) == 2 and phases[1] - phases[0] == 3600 * SECOND_NS:  # summer time
+        notes.append("Days start at midnight of a place with summer time; each was written to its date in UTC.")
+        return frame.set_axis(pd.DatetimeIndex((starts + DAY_NS // 2) // DAY_NS * DAY_NS, tz="UTC")), None
+    off = int(len(starts) - counts.max())
+    if off > max(2, len(starts) // 100):
+        where = stamp(starts[starts % step != most][0])
+        raise DataError(f"{name}: {off} of {len(starts)} rows stand off the {interval} grid; the first at {where}")
+    if most == grid_phase(interval, starts):
+        return frame, None
+    notes.append(f"Bars start {pd.Timedelta(int(most))!s} after the usual {interval} grid (UTC), and stay there.")
+    return frame, int(most)

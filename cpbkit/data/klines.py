@@ -1,6 +1,7 @@
 """The kline table, the checks at its door, and the Passport that tells how complete and how sound it is."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,23 @@ import pandas as pd
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, check_name
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_UNIT_WORDS = {
+    "s": ("s", "sec", "second", "seconds"),
+    "m": ("", "m", "t", "min", "mins", "minute", "minutes"),  # a bare number counts minutes, as charts write it
+    "h": ("h", "hr", "hour", "hours", "hourly"),
+    "d": ("d", "day", "days", "daily"),
+    "w": ("w", "wk", "week", "weeks", "weekly"),
+}
 INTERVAL_SECONDS: dict[str, int] = {
     name: int(name[:-1]) * _UNITS[name[-1]] for name in "1m 3m 5m 15m 30m 1h 2h 4h 6h 8h 12h 1d 3d 1w".split()
 }
-OHLCV = ("open", "high", "low", "close", "volume")
+OHLC = ("open", "high", "low", "close")
+OHLCV = (*OHLC, "volume")
 EXTRAS = ("quote_volume", "trades", "taker_buy_volume")  # kept where the source has them
 JUMP_LIMIT = 0.5  # |log return| of a bar beyond which it is listed as a jump (+65 %, -39 %)
+TENFOLD = 8.0  # a slipped decimal point; real markets open where they closed, and their wicks are shorter
+ANOTHER_ASSET = 3.0  # |log return| across a gap beyond which the name seems to have changed hands
 SECOND_NS = 1_000_000_000
 DAY_NS = 86400 * SECOND_NS
 
@@ -77,7 +88,9 @@ class Passport:
     duplicates: int = 0  # rows dropped: an earlier row of the same bar
     unfinished: int = 0  # rows dropped: not closed when they were read
     off_grid: int = 0  # rows dropped: not a multiple of the interval
+    conflicts: int = 0  # of the duplicates: rows that said other prices than the row that was kept
     jumps: tuple[Jump, ...] = ()
+    tenfold: tuple[str, ...] = ()  # bar starts, UTC, whose prices stand a factor of ten off their neighbours
     disagreements: tuple[Disagreement, ...] = ()
     notes: tuple[str, ...] = ()  # sentences for a person
     synthetic: bool = False
@@ -107,7 +120,7 @@ class Passport:
         """Read what `to_dict` wrote, also after a trip through JSON."""
         parts = {"files": SourceFile, "gaps": Gap, "jumps": Jump, "disagreements": Disagreement}
         values = {name: tuple(part(**item) for item in raw[name]) for name, part in parts.items()}
-        return cls(**{**raw, **values, "notes": tuple(raw["notes"])})
+        return cls(**{**raw, **values, "tenfold": tuple(raw.get("tenfold", ())), "notes": tuple(raw["notes"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +128,27 @@ class Klines:
     """Bars that passed the door.
 
     `frame` has a strictly increasing UTC index `open_time` (ns) on the grid of the interval, where missing bars
-    are absent, and the float64 columns open high low close volume [quote_volume trades taker_buy_volume].
+    are absent, and the float64 columns open high low close [volume quote_volume trades taker_buy_volume].
     """
 
     frame: pd.DataFrame
     passport: Passport
+
+
+def find_interval(text: str) -> str:
+    """Return the interval that a spelling means, "" for none: 60m, 1H, 1-min, 3600s, hour, 240 (minutes), D."""
+    text = text.strip()
+    match = re.fullmatch(r"(\d{0,7})[-_ ]?([a-z]*)", text.lower())
+    if not match or not any(match.groups()) or (text.endswith("M") and match[1] in ("", "1")):  # M is a month
+        return ""
+    unit = next((unit for unit, words in _UNIT_WORDS.items() if match[2] in words), "")
+    seconds = int(match[1] or 1) * _UNITS.get(unit, 0)
+    return next((name for name, length in INTERVAL_SECONDS.items() if length == seconds), "")
+
+
+def check_interval(text: str) -> str:
+    """Return the interval that is meant, 1h for 60m; raise UnknownName for none."""
+    return find_interval(text) or check_name("interval", text, INTERVAL_SECONDS)
 
 
 def series_name(symbol: str, interval: str) -> str:
@@ -132,7 +161,7 @@ def split_name(series: str) -> tuple[str, str]:
     symbol, bar, interval = series.rpartition("_")
     if not bar or not symbol:
         raise DataError(f"a series is named like BTCUSDT_15m; got {series!r}")
-    return symbol, check_name("interval", interval, INTERVAL_SECONDS)
+    return symbol, check_interval(interval)
 
 
 def grid_phase(interval: str, starts: np.ndarray) -> int:
@@ -159,20 +188,23 @@ def find_last(starts: np.ndarray) -> np.ndarray:
 
 
 def sift(
-    starts: np.ndarray, values: np.ndarray, interval: str, now: int | None = None
+    starts: np.ndarray, values: np.ndarray, interval: str, now: int | None = None, phase: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """Keep the bars on the grid that are closed, in order, of rows for one bar the last; count what was dropped.
 
     starts (N,): ns; values (N, C). now (ns): bars that close later are unfinished (default: all are closed).
+    phase: as `grid_phase` returns it (default: what that returns).
     """
     step = INTERVAL_SECONDS[interval] * SECOND_NS
-    on_grid = starts % step == grid_phase(interval, starts)
+    on_grid = starts % step == (grid_phase(interval, starts) if phase is None else phase)
     closed = on_grid if now is None else on_grid & (starts <= now - step)
     order = np.argsort(starts, kind="stable")
     order = order[closed[order]]
     last = find_last(starts[order])
+    winner = order[last][np.cumsum(np.append(False, last[:-1]))] if not last.all() else order  # of each row's bar
     dropped = {
         "duplicates": int((~last).sum()),
+        "conflicts": int((values[order, :5] != values[winner, :5]).any(axis=1).sum()) if not last.all() else 0,
         "unfinished": int((on_grid & ~closed).sum()),
         "off_grid": int((~on_grid).sum()),
     }
@@ -189,6 +221,7 @@ def validate(
     start: Any = None,
     end: Any = None,
     now: Any = None,
+    phase: int | None = None,
     dropped: Mapping[str, int] | None = None,
     disagreements: Iterable[Disagreement] = (),
     notes: Iterable[str] = (),
@@ -199,14 +232,15 @@ def validate(
     frame: DatetimeIndex of bar starts (without a zone: taken as UTC), in any order.
     start, end: first and last instant asked for, both inclusive (default: the first and the last bar).
     now: bars that close after it are unfinished (default: all are closed). Instants: ns, or as pd.Timestamp reads.
+    phase: where bars start on the grid, where that is not as `grid_phase` says (ns).
     dropped, disagreements, notes: what the source already dropped (as `sift` counts it) or found.
     Raises DataError with the first bad bar.
     """
     _, interval = split_name(series)
     step = INTERVAL_SECONDS[interval] * SECOND_NS
     starts, values, columns = _columns(frame, series)
-    phase = grid_phase(interval, starts)
-    starts, values, counts = sift(starts, values, interval, None if now is None else _ns(now))
+    phase = grid_phase(interval, starts) if phase is None else phase
+    starts, values, counts = sift(starts, values, interval, None if now is None else _ns(now), phase)
 
     low = -(1 << 62) if start is None else first_bar(_ns(start), step, phase)
     high = min((_ns(end) if end is not None else 1 << 62), (_ns(now) - step if now is not None else 1 << 62))
@@ -217,12 +251,20 @@ def validate(
             f"{counts['unfinished']} not closed yet, {int((~inside).sum())} outside the dates asked for)"
         )
     starts, values = starts[inside], values[inside]
-    check_bars(starts, values, series)
+    has_volume = "volume" in columns
+    check_bars(starts, values, series, has_volume)
 
     grid_low = starts[0] if start is None else low
     grid_high = starts[-1] if end is None else (high - phase) // step * step + phase
-    o, h, lo, c, volume = values[:, :5].T
+    o, h, lo, c = values[:, :4].T
     move = np.log(c[1:] / c[:-1])
+    beyond_gap = (np.diff(starts) > step) & (np.abs(move) > ANOTHER_ASSET)
+    notes = [*notes] if has_volume else [*notes, "There is no volume; features that need it cannot be used."]
+    notes += [
+        f"Across the gap from {stamp(starts[i])} to {stamp(starts[i + 1])} the price changes by a factor of "
+        f"{np.exp(abs(move[i])):,.0f}, as if another asset had taken the name: use the bars of one side."
+        for i in np.flatnonzero(beyond_gap)
+    ]
     passport = Passport(
         series=series,
         source=source,
@@ -233,12 +275,13 @@ def validate(
         expected=max(int((grid_high - grid_low) // step) + 1, len(starts)),
         got=len(starts),
         gaps=_gaps(starts, grid_low, grid_high, step, market),
-        zero_volume=int((volume == 0).sum()),
+        zero_volume=int((values[:, 4] == 0).sum()) if has_volume else 0,
         flat=int(((o == h) & (h == lo) & (lo == c)).sum()),
         **{name: count + (dropped or {}).get(name, 0) for name, count in counts.items()},
         jumps=tuple(
             Jump(stamp(starts[i + 1]), round(float(move[i]), 6)) for i in np.flatnonzero(np.abs(move) > JUMP_LIMIT)
         ),
+        tenfold=_find_tenfold(starts, values, step),
         disagreements=tuple(disagreements),
         notes=tuple(notes),
         synthetic=synthetic,
@@ -269,18 +312,22 @@ _SHOWN: dict[str, Callable[[Passport], Any]] = {
     "zero_volume": lambda p: p.zero_volume,
     "flat": lambda p: p.flat,
     "dropped": lambda p: p.duplicates + p.unfinished + p.off_grid,
+    "conflicts": lambda p: p.conflicts,
     "jumps": lambda p: len(p.jumps),
+    "tenfold": lambda p: len(p.tenfold),
     "disagreements": lambda p: sum(d.bars for d in p.disagreements),
     "notes": lambda p: " ".join(p.notes),
 }
 
 
-def check_bars(starts: np.ndarray, values: np.ndarray, name: str) -> None:
+def check_bars(starts: np.ndarray, values: np.ndarray, name: str, has_volume: bool = True) -> None:
     """Raise DataError, with the first of them, if there are bars that cannot be.
 
-    starts (N,): ns. values (N, >=5): open high low close volume first. name: of the series or the file.
+    starts (N,): ns. values (N, >=4): open high low close first, then volume where it has one. name: of the series
+    or the file.
     """
-    o, h, lo, c, volume = values[:, :5].T
+    o, h, lo, c = values[:, :4].T
+    volume = values[:, 4] if has_volume else np.zeros(len(values))
     with np.errstate(invalid="ignore"):
         slack = 1e-9 * np.abs(h)  # adjusted prices of other sources differ in their last digits
         rules = {
@@ -293,8 +340,19 @@ def check_bars(starts: np.ndarray, values: np.ndarray, name: str) -> None:
     for rule, broken in rules.items():
         if broken.any():
             i = int(broken.argmax())
-            shown = ", ".join(f"{column} {value!r}" for column, value in zip(OHLCV, values[i].tolist(), strict=False))
+            shown = ", ".join(
+                f"{column} {value!r}"
+                for column, value in zip(OHLCV[: 4 + has_volume], values[i].tolist(), strict=False)
+            )
             raise DataError(f"{name}: {int(broken.sum())} bars with {rule}; the first at {stamp(starts[i])}: {shown}")
+
+
+def _find_tenfold(starts: np.ndarray, values: np.ndarray, step: int) -> tuple[str, ...]:
+    """List bars that open far from where the bar before them closed, or whose wick is longer than any."""
+    o, h, lo, c = values[:, :4].T
+    move = np.append(1.0, np.where(np.diff(starts) == step, o[1:] / c[:-1], 1.0))
+    off = (move > TENFOLD) | (move < 1 / TENFOLD) | (h > TENFOLD * np.maximum(o, c)) | (np.minimum(o, c) > TENFOLD * lo)
+    return tuple(stamp(start) for start in starts[off])
 
 
 def stamp(ns: int) -> str:
@@ -309,16 +367,16 @@ def _ns(instant: Any) -> int:
 
 
 def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    absent = [name for name in OHLCV if name not in frame.columns]
+    absent = [name for name in OHLC if name not in frame.columns]
     if absent:
         got = ", ".join(map(str, frame.columns))
-        raise DataError(f"{series}: bars need the columns {', '.join(OHLCV)}; got {got} ({', '.join(absent)} missing)")
+        raise DataError(f"{series}: bars need the columns {', '.join(OHLC)}; got {got} ({', '.join(absent)} missing)")
     if not isinstance(frame.index, pd.DatetimeIndex):
         raise DataError(f"{series}: bars need an index of times; got {frame.index.dtype}")
     index = frame.index if frame.index.tz is None else frame.index.tz_convert("UTC").tz_localize(None)
     if index.hasnans:
         raise DataError(f"{series}: {int(index.isna().sum())} rows have no time that can be read")
-    columns = [*OHLCV, *(name for name in EXTRAS if name in frame.columns)]
+    columns = [*OHLC, *(name for name in ("volume", *EXTRAS) if name in frame.columns)]
     try:
         values = frame[columns].to_numpy(np.float64)
     except (TypeError, ValueError) as error:

@@ -1,24 +1,42 @@
 """The bars of an experiment, from the source that it names, with context beside them."""
 
+import logging
 import time
 from collections.abc import Callable
 
 from cpbkit.config.experiment import Data, Experiment
 from cpbkit.data import binance, files, synthetic, yahoo
+from cpbkit.data.binance import Incomplete
 from cpbkit.data.klines import Klines
 from cpbkit.errors import DataError
 from cpbkit.quantities import downloaded
 
+log = logging.getLogger(__name__)
 
-def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Klines]:
-    """Get the bars of an experiment from its source, and context beside them; `tell` hears what is going on."""
+
+def open_files(experiment: Experiment) -> files.Found:
+    """Read the own bars that an experiment asks for; what is refused is logged. Errors: as `files.read_files`."""
+    data = experiment.data
+    found = files.read_files(data.files, data.symbols, data.intervals, start=data.start, end=data.end, venue=data.venue)
+    for name, why in found.refused.items():
+        log.warning("not taken: %s: %s", name, why)
+    return found
+
+
+def load_klines(
+    experiment: Experiment, tell: Callable[[str], None] = lambda text: None, found: files.Found | None = None
+) -> dict[str, Klines]:
+    """Get the bars of an experiment from its source, and context beside them; `tell` hears what is going on.
+
+    found: its own files, where they have been opened already.
+    """
     data = experiment.data
     if data.source == "synthetic":
         tell("making the seeded market")
         bars = synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
     elif data.source == "files":
         tell("reading files")
-        bars = files.read_folder(data.files, experiment.series)
+        bars = _chosen(experiment, found or open_files(experiment))
     elif data.source == "given":
         raise DataError("the bars of this run were given as frames; give them again: sweep(..., data=frames)")
     else:
@@ -31,10 +49,23 @@ def load_klines(experiment: Experiment, tell: Callable[[str], None] = lambda tex
             bars = binance.fetch_klines(
                 data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
             )
-        except binance.Incomplete as error:
+        except Incomplete as error:
             error.klines = _with_context(error.klines, data, tell)
             raise
     return _with_context(bars, data, tell)
+
+
+def _chosen(experiment: Experiment, found: files.Found) -> dict[str, Klines]:
+    """Return the own bars of the experiment's series; Incomplete where some are not there."""
+    bars = {name: found.klines[name] for name in experiment.series if name in found.klines}
+    lacking = [name for name in experiment.series if name not in bars]
+    if not lacking:
+        return bars
+    reasons = {name: found.refused.get(name, f"no file of {experiment.data.files} has it") for name in lacking}
+    lines = [f"{name}: {why}" for name, why in (reasons | found.refused).items()]
+    raise Incomplete(
+        "\n".join([f"{len(lacking)} of {len(experiment.series)} series are not there.", *lines]), bars, reasons
+    )
 
 
 def _with_context(bars: dict[str, Klines], data: Data, tell: Callable[[str], None]) -> dict[str, Klines]:

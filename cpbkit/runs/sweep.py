@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pandas as pd
 
@@ -15,7 +16,7 @@ from cpbkit import atomic
 from cpbkit.config.experiment import Experiment
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines
-from cpbkit.data.load import load_klines
+from cpbkit.data.load import load_klines, open_files
 from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.hardware import provenance
 from cpbkit.hardware.monitor import Monitor
@@ -55,6 +56,9 @@ def sweep(
     """
     check_name("executor", executor, ("processes", "local", "ray"))
     deadline = None if minutes is None else time.time() + 60 * minutes
+    if not experiment.series:  # of own files: all that is there
+        found = open_files(experiment)
+        experiment, klines = found.settle(experiment), klines or partial(load_klines, found=found)
     run, clock = RunFolder(folder), Clock()
     state = State(experiment, len(experiment.series))
     with run.writing(experiment), Monitor() as state.watch:

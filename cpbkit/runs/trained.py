@@ -172,7 +172,7 @@ def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
     task = model.experiment.task
     klines = given
     if isinstance(given, str | os.PathLike):
-        klines = files.read_klines(given)
+        klines = files.read_klines(given, model.series)
     elif isinstance(given, pd.DataFrame):
         klines = validate(given, model.series, source="given", now=now)
     if klines.passport.series != model.series:

@@ -48,6 +48,8 @@ def candle_figure(klines: Klines, start: str | None = None, end: str | None = No
         )
     step, interval = _step(passport), split_name(passport.series)[1]
     low, high = frame.index[0], frame.index[-1] + step
+    if "volume" not in frame:
+        frame = frame.assign(volume=0.0)
     bars = next((n for n in TOGETHER if len(frame) <= n * CANDLES), TOGETHER[-1])
     if bars > 1:
         frame = frame.groupby(frame.index.floor(bars * step)).agg(FIRST_TO_LAST)

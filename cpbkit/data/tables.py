@@ -1,0 +1,284 @@
+"""A person's own files as tables: every usual container, without a guess at what the columns mean."""
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import pathlib
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cpbkit.data import times
+from cpbkit.data.unpack import check_methods, gunzip, unzip
+from cpbkit.errors import DataError, check_name
+
+log = logging.getLogger(__name__)
+
+TEXT = ("csv", "txt", "tsv", "dat")
+KINDS = (*TEXT, "json", "jsonl", "ndjson", "parquet", "pq", "feather", "arrow", "ft", "xlsx", "gz", "zip")
+UNPACKED = 64 << 20  # bytes that any packed file may hold
+TIMES_PACKED = 100  # more, if the file is large: bars of many digits shrink to a tenth, flat ones to a fiftieth
+PARQUET_ROWS = 2_000_000  # that any file may hold; more, if it is large: a row of bars takes more than a byte
+JSON_DEPTH = 6
+SYMBOL = -1  # the column of symbols where columns are numbered
+MARGIN = ("schema", "index", "columns", "data")  # of pandas' own JSON
+
+
+def read_table(path: str | pathlib.Path, time: str | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read any time series table (CSV, Parquet, feather, JSON) as float64 columns, oldest row first.
+
+    time: column of times; without it the first column that holds times, or else a plain count of rows. Without
+    a zone times are UTC. columns: those to keep, in this order; without them every column of numbers.
+    Raises UnknownName for a column that is not there, DataError for text, infinities or the same time twice.
+    """
+    path = pathlib.Path(path)
+    table, _ = load(path)
+    table.columns = [str(column) for column in table.columns]
+    if time is None and (both := times.date_and_clock(table)):
+        time, clock = both
+        table = table.assign(**{time: times.joined(table, time, clock)}).drop(columns=clock)
+    elif time is not None:
+        check_name("time column", time, table.columns)
+    else:
+        time = next((column for column in table.columns if times.holds_times(table[column], path.name)), None)
+    chosen = [check_name("column", column, table.columns) for column in dict.fromkeys(columns or ())]
+    if not chosen:
+        rest = [column for column in table.columns if column != time]
+        chosen = [column for column in rest if pd.api.types.is_numeric_dtype(table[column])]
+        if left := [column for column in rest if column not in chosen]:
+            log.warning("%s: columns that are not numbers were left out: %s", path.name, ", ".join(left))
+    if not chosen:
+        raise DataError(f"{path.name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
+    values = pd.DataFrame({column: _numbers(table[column], column, path.name) for column in chosen})
+    if time is None:
+        return values
+    values = values.set_index(times.read_times(table[time], path.name).rename(time)).sort_index(kind="stable")
+    twice = values.index.duplicated()
+    if twice.any():
+        raise DataError(
+            f"{path.name}: one row a time; got {int(twice.sum())} more, the first at {values.index[twice][0]}. "
+            "Keep one series in a file"
+        )
+    return values
+
+
+def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
+    """Return the raw table of a file, its index as a column, and the sha256 of the file; DataError else."""
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.iterdir() if p.is_file())[:8] if path.parent.is_dir() else []
+        raise DataError(f"no file {path}" + (f"; that folder has {', '.join(near)}" if near else ""))
+    blob = path.read_bytes()
+    digest = hashlib.sha256(blob).hexdigest()
+    try:
+        table = _from_bytes(blob, path.name)
+    # Arrow's errors are ValueErrors; nested or huge JSON ends in one of the others.
+    except (ValueError, OSError, EOFError, KeyError, RecursionError, OverflowError, pa.ArrowException) as error:
+        raise DataError(f"{path.name} cannot be read as what its name says: {str(error)[:300]}") from None
+    return with_index(table, path.name), digest
+
+
+def with_index(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return a table whose index, where it says something, is a column; DataError for one without rows."""
+    if table.columns.nlevels == 2:
+        table = one_row_each(table)
+    if not isinstance(table.index, pd.RangeIndex):
+        table = table.reset_index()
+    if not len(table):
+        raise DataError(f"{name} holds no rows")
+    return table.reset_index(drop=True)
+
+
+def one_row_each(table: pd.DataFrame) -> pd.DataFrame:
+    """Turn columns of two levels, ticker and price in either order, into a row a ticker with the column `symbol`."""
+    levels = [{str(name).lower() for name in table.columns.get_level_values(i)} for i in (0, 1)]
+    prices = 0 if "close" in levels[0] else 1
+    if "close" not in levels[prices]:
+        raise ValueError(f"columns of two levels need one of prices; got {sorted(levels[0])[:6]}")
+    tickers = table.columns.get_level_values(1 - prices)
+    parts = []
+    for ticker in dict.fromkeys(tickers):
+        part = table.loc[:, tickers == ticker]
+        part = part.set_axis(part.columns.get_level_values(prices), axis=1).dropna(how="all")
+        parts.append(part.assign(symbol=str(ticker)))
+    return pd.concat(parts)
+
+
+def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
+    name, limit = name.lower(), max(UNPACKED, TIMES_PACKED * len(blob))
+    if name.endswith(".gz"):
+        blob, name = gunzip(blob, limit), name[:-3]
+    elif name.endswith(".zip"):
+        name, blob = unzip(blob, limit)
+        name = name.lower()
+    kind = name.rpartition(".")[2]
+    if kind in ("parquet", "pq"):
+        rows = pq.ParquetFile(pa.BufferReader(blob)).metadata.num_rows
+        if rows > max(PARQUET_ROWS, len(blob)):
+            raise ValueError(f"it promises {rows:,} rows in {len(blob):,} bytes, which no bars fit into")
+        return pd.read_parquet(io.BytesIO(blob))
+    if kind in ("feather", "arrow", "ft"):
+        return pd.read_feather(io.BytesIO(blob))
+    if kind in ("json", "jsonl", "ndjson"):
+        return _from_json(blob)
+    if kind == "xlsx":
+        return _from_excel(blob, limit)
+    if kind in TEXT:
+        return _from_text(blob)
+    raise DataError(
+        f"{name}: a file is read as .csv, .parquet, .feather, .json or .xlsx (also .gz, .zip); got .{kind}. "
+        "Pickles are never read: they can run code"
+    )
+
+
+def _from_excel(blob: bytes, limit: int) -> pd.DataFrame:
+    with zipfile.ZipFile(io.BytesIO(blob)) as box:
+        check_methods(box.infolist())
+        if (size := sum(member.file_size for member in box.infolist())) > limit:  # zipfile reads no more than this
+            raise ValueError(f"it unpacks to {size:,} bytes")
+    try:
+        return pd.read_excel(io.BytesIO(blob))
+    except ImportError:
+        raise DataError('.xlsx is read by openpyxl, which is not here: pip install "cpbkit[excel]"') from None
+
+
+def _from_json(blob: bytes) -> pd.DataFrame:
+    text = _decoded(blob)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        if "Extra data" not in str(error):
+            raise
+        data = [json.loads(line) for line in text.splitlines() if line.strip()]
+    found = list(_find_rows(data, "", 0))
+    if not found:
+        raise ValueError("no rows of bars in it")
+    largest = max(len(table) for _, table in found)
+    found = [(symbol, table) for symbol, table in found if len(table) > largest / 10]  # not a list of warnings
+    return pd.concat([_with_symbol(table, symbol) for symbol, table in found])
+
+
+def _with_symbol(table: pd.DataFrame, symbol: str) -> pd.DataFrame:
+    if not symbol or any(str(column).lower() in ("symbol", "ticker", "market") for column in table.columns):
+        return table
+    table = table.copy()
+    table[SYMBOL if pd.api.types.is_integer_dtype(table.columns.dtype) else "symbol"] = symbol
+    return table
+
+
+def _find_rows(data: object, symbol: str, depth: int) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Find the tables in JSON: rows or records, columns as lists or by time; each with its symbol."""
+    if depth > JSON_DEPTH:
+        raise ValueError(f"it is nested more than {JSON_DEPTH} deep")
+    if isinstance(data, list):
+        if data and all(isinstance(row, list | dict) for row in data):
+            if len(data) == 1 and isinstance(data[0], dict) and not _is_record(data[0]):
+                yield from _find_rows(data[0], symbol, depth + 1)
+            elif not isinstance(data[0], list) or len(data[0]) >= 5:
+                yield symbol, pd.DataFrame(data)
+        return
+    if not isinstance(data, dict):
+        return
+    beside = [data, *(value for value in data.values() if isinstance(value, dict))]  # "meta": {"symbol": ...}
+    symbol = next(
+        (part[key] for part in beside for key in ("symbol", "ticker", "pair") if _is_word(part.get(key))), symbol
+    )
+    if set(data) >= {"columns", "data"} and isinstance(data["columns"], list):
+        yield symbol, pd.DataFrame(data["data"], index=data.get("index"), columns=data["columns"])
+        return
+    lists = {key: value for key, value in data.items() if isinstance(value, list)}
+    plain = {key for key, value in lists.items() if value and not isinstance(value[0], list | dict)}
+    longest = max((len(lists[key]) for key in plain), default=0)
+    if len(columns := {key: lists[key] for key in plain if len(lists[key]) == longest}) >= 4:
+        yield symbol, pd.DataFrame({key: columns[key] for key in data if key in columns})
+        return
+    inner = {key: value for key, value in data.items() if isinstance(value, dict)}
+    if len(inner) >= 4 and all(not isinstance(v, list | dict) for value in inner.values() for v in value.values()):
+        by_column = {"open", "close"} <= {key.lower() for key in inner}
+        table = pd.DataFrame(inner) if by_column else pd.DataFrame.from_dict(inner, orient="index")
+        yield symbol, table.rename_axis("time")
+        return
+    several = sum(isinstance(value, list | dict) for value in data.values()) > 1
+    for key, value in data.items():
+        least = 3 if several else 5  # Kraken's {"XXBTZUSD": [...]}, and {"BTC": [...], "ETH": [...]}
+        as_symbol = key.lower() not in MARGIN and re.fullmatch(rf"[A-Z0-9/_.:-]{{{least},30}}", key)
+        yield from _find_rows(value, key if as_symbol else symbol, depth + 1)
+
+
+def _is_record(row: dict) -> bool:
+    return sum(not isinstance(value, list | dict) for value in row.values()) >= 5
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= 30
+
+
+def _decoded(blob: bytes) -> str:
+    for encoding in ("utf-16",) if blob[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "cp1252"):
+        try:
+            return blob.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise ValueError("its text is neither UTF-8 nor UTF-16")
+
+
+def _from_text(blob: bytes) -> pd.DataFrame:
+    text = _decoded(blob)
+    if not text.strip():
+        raise ValueError("No columns to parse: it is empty")
+    # A banner before the table, and a separator, are seen on its first lines.
+    head = text[:65536].splitlines()[:50]
+    separator = max(";\t|,", key=lambda mark: sum(mark in line for line in head[:-1] or head))
+    cells = list(csv.reader(head, delimiter=separator))
+    width = Counter(map(len, cells)).most_common(1)[0][0] if cells else 0
+    skip = next((i for i, row in enumerate(cells) if len(row) == width), 0)  # a banner has another width
+    rows = [[cell.strip() for cell in row] for row in cells[skip:]]
+    header: int | list[int] | None = None if rows and all(map(is_value, rows[0])) else 0
+    levels = next((i for i, row in enumerate(rows[:4]) if i >= 2 and row[0].isalpha() and not any(row[1:])), 0)
+    arguments = dict(sep=separator, skiprows=skip, low_memory=False, skipinitialspace=True)
+    buffer = io.StringIO(text)
+    if levels:  # yfinance: prices, tickers, and a line with the index's name alone
+        return pd.read_csv(buffer, header=[0, 1], index_col=0, **arguments).rename_axis(rows[levels][0])
+    # A time of day such as 093100 must keep its zeros, and so must the day beside it.
+    clocks: dict[int, type] = {}
+    if header is None and width >= 7 and times.is_clock(pd.Series([rows[0][1]])):
+        clocks = {0: str, 1: str}
+    elif header == 0:
+        named = [re.sub(r"[\W_]", "", cell).lower() for cell in rows[0]]
+        clocks = {named.index(name): str for name in ("date", "time")} if {"date", "time"} <= set(named) else {}
+    decimal = "," if separator == ";" and _has_decimal_commas(rows[1:]) else "."
+    return pd.read_csv(buffer, header=header, index_col=False, decimal=decimal, dtype=clocks or None, **arguments)
+
+
+def _has_decimal_commas(rows: list[list[str]]) -> bool:
+    found = [cell for row in rows for cell in row if "," in cell]
+    return bool(found) and not all(re.fullmatch(r"[^\d]*\d{1,3}(,\d{3})+(\.\d+)?\D*", cell) for cell in found)
+
+
+def is_value(cell: str) -> bool:
+    """Say whether a cell holds a number or a time, and is no name of a column."""
+    cell = cell.strip()
+    try:
+        float(cell or "nan")
+        return True
+    except ValueError:
+        return bool(re.fullmatch(r"\d[\d:/.,+\-TZ ]*", cell))
+
+
+def _numbers(column: pd.Series, name: str, where: str) -> np.ndarray:
+    values = pd.to_numeric(column, errors="coerce")
+    lost = values.isna() & column.notna()
+    if not lost.any():
+        values = values.to_numpy(float, na_value=np.nan)
+        lost = pd.Series(np.isinf(values))
+    if lost.any():
+        row = int(np.flatnonzero(lost)[0])
+        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])!r}")
+    return values

@@ -1,0 +1,130 @@
+"""Times as people's files write them, read as UTC instants."""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from cpbkit.errors import DataError
+
+# Column spellings seen in the wild, in letters and digits only. Of several the first in this order counts.
+STARTS = tuple(
+    "opentimems opentime openat candlebegintime timeperiodstart timeopen starttime windowstart unixtimestamp unix"
+    " unixtime timestamp ts datetimeutc datetime gmttime localtime timeutc time dateutc date tradedate start begin"
+    " index t zeit datum fecha data 日期 时间 時間 ticks unnamed0 level0".split()
+)
+ENDS = tuple("closetimems closetime timeperiodend timeclose endtime closeat".split())
+# Times that are not ISO 8601. Day first and month first are both tried: one of them must fail.
+_DAYS = ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%y")
+_DAYS += ("%d/%m/%y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%B %d, %Y", "%Y%m%d", "%Y年%m月%d日", "%a %b %d %Y")
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I-%p", " %H%M%S", " %H%M")
+FORMATS = tuple(f"{day}{clock}" for day in _DAYS for clock in _CLOCKS)
+# After a time of day an offset, the name of UTC, or both; after a day its name alone.
+_ZONE = re.compile(
+    r"(?P<kept>:\d{2}(?:\.\d+)?|\d(?=\s+(?:UTC|GMT)$))\s*"
+    r"(?:(?:UTC|GMT)?\s*(?P<hours>[+-]\d{1,2}):?(?P<minutes>\d{2})?(?:\s*(?:UTC|GMT))?|UTC|GMT|Z)$"
+)
+
+
+def plain_names(table: pd.DataFrame) -> dict[str, str]:
+    """Return the columns by their names in small letters and digits; of equal names the first."""
+    return {re.sub(r"[\W_]", "", str(column).lower()): column for column in reversed(list(table.columns))}
+
+
+def date_and_clock(table: pd.DataFrame) -> tuple[str, str] | None:
+    """Return the two columns that hold the day and the time of day, where times are written so."""
+    plain = plain_names(table)
+    two = {"date", "time"} <= set(plain) and is_clock(table[plain["time"]])
+    return (plain["date"], plain["time"]) if two else None
+
+
+def joined(table: pd.DataFrame, date: str, clock: str) -> pd.Series:
+    """Write day and time of day as one text."""
+    return table[date].astype(str).str.cat(table[clock].astype(str), sep=" ")
+
+
+def is_clock(column: pd.Series) -> bool:
+    """Say whether a column holds times of day: 09:31, 09:31:00, 0931 or 093100."""
+    first = column.iloc[0] if len(column) else ""
+    return isinstance(first, str) and bool(re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?|\d{4}|\d{6}", first.strip()))
+
+
+def read_times(column: pd.Series, where: str) -> pd.DatetimeIndex:
+    """Read times as UTC: dates, text, or numbers since 1970 whose unit is told by their size, row by row."""
+    if not pd.api.types.is_datetime64_any_dtype(column):
+        if not pd.api.types.is_numeric_dtype(column) and pd.to_numeric(column[:1], errors="coerce").notna().all():
+            column = pd.to_numeric(column, errors="coerce")  # numbers in quotes
+        column = _since_1970(column, where) if pd.api.types.is_numeric_dtype(column) else _from_words(column, where)
+    times = pd.DatetimeIndex(pd.to_datetime(column, utc=True))
+    if times.hasnans:
+        row = int(np.flatnonzero(times.isna())[0])
+        raise DataError(f"{where}: every row needs a time; row {row + 1} has none that can be read")
+    return times.as_unit("ns")
+
+
+def has_zone(column: pd.Series) -> bool:
+    """Say whether times tell their zone, as numbers since 1970 do."""
+    if pd.api.types.is_numeric_dtype(column) or isinstance(column.dtype, pd.DatetimeTZDtype):
+        return True
+    first = str(column.iloc[0]).strip()
+    return bool(re.fullmatch(r"\d{9,19}(\.\d+)?", first) or _ZONE.search(first))
+
+
+def holds_times(column: pd.Series, where: str) -> bool:
+    """Say whether a column can be read as times; numbers only where its name says so."""
+    named = re.sub(r"[\W_]", "", str(column.name).lower()) in STARTS
+    if pd.api.types.is_numeric_dtype(column) and not named:
+        return False
+    try:
+        read_times(column.iloc[:100], where)
+    except DataError:
+        return False
+    return True
+
+
+def _since_1970(numbers: pd.Series, where: str) -> pd.Series:
+    x = numbers.to_numpy(float, na_value=np.nan)
+    if not np.isfinite(x).any():
+        raise DataError(f"{where}: times are read as numbers since 1970; none of them is a number")
+    digits = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}.get(len(str(int(np.nanmax(x)))))
+    if digits:
+        written = pd.to_datetime(numbers.astype("Int64").astype(str), format=digits, errors="coerce", utc=True)
+        if written.notna().all():
+            return written
+    unit = np.select([x < 1e11, x < 1e14, x < 1e17], [1_000_000_000, 1_000_000, 1_000], 1)  # s, ms, us, else ns
+    if numbers.dtype.kind in "iu":
+        ns = numbers.to_numpy(np.int64) * unit
+    else:
+        whole = np.where(np.isfinite(x), x, 0)
+        ns = np.floor(whole).astype(np.int64) * unit + np.rint((whole % 1) * unit).astype(np.int64)
+    times = pd.Series(pd.DatetimeIndex(ns, tz="UTC")).where(np.isfinite(x))
+    if times.min().year < 1980 or times.max().year > 2100:
+        raise DataError(
+            f"{where}: times are read as seconds, ms, us or ns since 1970; {numbers.iloc[0]} would be "
+            f"{times.iloc[0]}. Write times as 2025-01-31 00:00"
+        )
+    return times
+
+
+def _from_words(column: pd.Series, where: str) -> pd.Series:
+    text = column.astype(str).str.strip()
+    try:
+        return pd.to_datetime(text, format="ISO8601", utc=True)
+    except ValueError:
+        pass
+    zone = text.str.extract(_ZONE)
+    if zone["kept"].notna().all():
+        hours, minutes = (pd.to_numeric(zone[part]).fillna(0) for part in ("hours", "minutes"))
+        offset = hours + np.where(zone["hours"].str.startswith("-", na=False), -1, 1) * minutes / 60
+        bare = text.str.replace(_ZONE, lambda match: match["kept"], regex=True)
+        return _from_words(bare, where) - pd.to_timedelta(offset, unit="h")
+    readings: dict[bytes, tuple[str, pd.Series]] = {}  # by what they say
+    for form in FORMATS:
+        if pd.notna(pd.to_datetime(text.iloc[0], format=form, errors="coerce")):
+            times = pd.to_datetime(text, format=form, errors="coerce", utc=True)
+            if times.notna().all():
+                readings.setdefault(pd.DatetimeIndex(times).asi8.tobytes(), (form, times))
+    if len(readings) == 1:
+        return next(iter(readings.values()))[1]
+    why = f"can be read as {' and as '.join(form for form, _ in readings.values())}" if readings else "cannot be read"
+    raise DataError(f"{where}: times such as {text.iloc[0]!r} {why}. Write them as 2025-01-31 00:00")

@@ -1,0 +1,57 @@
+"""Take apart what is packed, with a bound on what comes out: a few bytes can promise any amount."""
+
+import io
+import struct
+import zipfile
+import zlib
+
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be read piece by piece
+
+
+class NotUnpacked(ValueError):
+    """Packed bytes that are damaged, of another kind, or that hold more than they may."""
+
+
+def gunzip(blob: bytes, limit: int) -> bytes:
+    """Unpack gzip, also of several members, to at most `limit` bytes; NotUnpacked else."""
+    out, rest = bytearray(), blob
+    while rest:
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            out += stream.decompress(rest, limit + 1 - len(out))
+        except zlib.error as error:
+            raise NotUnpacked(f"it is not gzip that can be read ({error})") from None
+        if len(out) > limit:
+            raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
+        if not stream.eof:
+            raise NotUnpacked("its end is missing")
+        rest = stream.unused_data.lstrip(b"\0")  # some writers pad
+    return bytes(out)
+
+
+def unzip(blob: bytes, limit: int) -> tuple[str, bytes]:
+    """Return name and content, of at most `limit` bytes, of the one file in a zip; NotUnpacked else."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as box:
+            # macOS adds a shadow of each file.
+            members = [m for m in box.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
+            if len(members) != 1:
+                raise NotUnpacked(f"a zip must hold one file; got {len(members)}. Unpack it first")
+            check_methods(members)
+            with box.open(members[0]) as member:
+                content = member.read(limit + 1)  # as much as there is, whatever the zip says of itself
+    except NotUnpacked:
+        raise
+    # What garbage makes zipfile raise, besides its own error, depends on where the garbage is.
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError) as error:
+        raise NotUnpacked(f"it is not a zip that can be read ({error})") from None
+    if len(content) > limit:
+        raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
+    return members[0].filename, content
+
+
+def check_methods(members: list[zipfile.ZipInfo]) -> None:
+    """Raise NotUnpacked for a member that is packed in a way whose output has no bound."""
+    for member in members:
+        if member.compress_type not in METHODS:
+            raise NotUnpacked(f"a zip must be stored or deflated; {member.filename!r} is packed in another way")
