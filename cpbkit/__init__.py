@@ -16,6 +16,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "open_run": "api",
     "presets": "api",
     "sweep": "api",
+    "watch": "gpu_check.watch",
 }
 __all__ = [*_DOOR]
 

@@ -8,16 +8,38 @@ from cpbkit.config.presets import PRESETS
 
 @click.command(
     cls=Command,
-    examples=("cpbkit doctor", "cpbkit doctor --preset gru", "cpbkit doctor --claims --json", "cpbkit doctor --inject"),
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},  # what follows is the script's
+    examples=(
+        "cpbkit doctor",
+        "cpbkit doctor train.py --epochs 2",
+        "cpbkit doctor --preset gru",
+        "cpbkit doctor --inject",
+    ),
 )
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Measure a training step of this preset too.")
 @any_setting
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="To measure the step in.")
 @click.option("--claims", is_flag=True, help="Measure the folklore about slow training, claim by claim.")
 @click.option("--inject", is_flag=True, help="Inject known faults, and say how often they are found.")
 @as_json
-def doctor(preset, settings, seconds, claims, inject, as_json):
-    """Say what is wrong with the machine, and why a step takes as long as it does."""
+def doctor(script, arguments, preset, settings, seconds, claims, inject, as_json):
+    """Say what is wrong with the machine, and why a step takes as long as it does.
+
+    With a SCRIPT: run it as `python SCRIPT ARGUMENTS` would, watch its training, and name the line that costs the
+    time. Ctrl-C ends it with the verdict so far.
+    """
+    if script:
+        from cpbkit.gpu_check.script import run_script
+
+        if claims or preset or inject:
+            raise click.UsageError("a script goes without --preset, --claims and --inject")
+        watched, ended = run_script(script, arguments, live=not as_json)
+        if ended:
+            click.echo(ended, err=True)
+        show(watched.to_dict() | {"ended": ended}, as_json, watched.report)
+        return
     if inject and (claims or preset):
         raise click.UsageError("--inject puts faults into a toy of its own: it goes without --preset and --claims")
     if settings and not preset:

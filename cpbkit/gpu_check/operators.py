@@ -1,0 +1,109 @@
+"""The operators of one step of a person's loop, counted and timed as they run, each with its own line."""
+
+import sys
+import time
+from collections import Counter, defaultdict
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
+from cpbkit.gpu_check.stacks import Roles
+
+aten = torch.ops.aten
+ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
+CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
+
+
+class Calls:
+    """What one own line asks of torch in a step."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self):
+        self.count = 0
+        self.seconds = 0.0
+
+
+class Operators(TorchDispatchMode):
+    """Count while active. The step runs as ever: each operator is called once, as the person called it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in census.Census
+
+    def __init__(self, roles: Roles):
+        super().__init__()
+        self.roles = roles
+        self.lines: defaultdict[tuple[int, int] | None, Calls] = defaultdict(Calls)
+        self.taken: Counter[tuple[tuple[int, int], int]] = Counter()  # (line, length of the axis) -> rows taken
+        self.waits: list[tuple[int, int]] = []
+        self.count = 0
+        self.seconds = self.wide_seconds = 0.0  # all; those that make float64
+        # Kind and size of the result -> [calls, fastest]: the fastest is what no other process disturbed.
+        self.kinds: dict[tuple, list] = {}
+        self.gates = self.recurrences = 0
+        self.devices: Counter[str] = Counter()
+        self.modes: set[str] = set()  # of debugging, that were on
+        self.base = self._calibrate()
+
+    def _calibrate(self) -> float:
+        one, times = torch.ones(1), []
+        with self:
+            for _ in range(CALIBRATING):
+                begun = self.seconds
+                torch.add(one, 1)
+                times.append(self.seconds - begun)
+        for counter in (self.lines, self.devices, self.kinds):
+            counter.clear()
+        self.count, self.seconds = 0, 0.0
+        return min(times)
+
+    def estimate_computing(self) -> float:
+        """Return the seconds beyond what operators cost that compute nothing."""
+        return sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        begun = time.thread_time()  # what other processes take does not count
+        out = function(*args, **(kwargs or {}))
+        seconds = time.thread_time() - begun
+        if function.namespace != "aten":
+            return out
+        packet = function._overloadpacket
+        line = self.roles.own_line(sys._getframe(1))
+        if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
+            self._take(line, packet, args[0].shape[0])
+        if packet in WAITS and line:
+            self.waits.append(line)
+        if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
+            return out
+        calls = self.lines[line]
+        calls.count += 1
+        calls.seconds += seconds
+        self.count += 1
+        self.seconds += seconds
+        self.gates += packet in GATES
+        self.recurrences += packet in LIBRARY
+        made = out[0] if isinstance(out, (tuple, list)) and out else out
+        if isinstance(made, torch.Tensor):
+            kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
+            kind[0] += 1
+            kind[1] = min(kind[1], seconds)
+            self.devices[made.device.type] += 1
+            if made.dtype == torch.float64:
+                self.wide_seconds += seconds
+        if torch.is_anomaly_enabled():
+            self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
+        return out
+
+    def _take(self, line: tuple[int, int], packet, length: int) -> None:
+        """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""
+        if self.roles.read(sys._getframe(2)).phase != "data":
+            self.taken[line, length] += length if packet is aten.unbind else 1
+
+    def try_exit(self) -> bool:
+        """Stop counting, unless a mode of the person's was entered since: it would be left in this one's place."""
+        if _get_current_dispatch_mode() is not self:
+            return False
+        self.__exit__(None, None, None)
+        return True

@@ -1,0 +1,193 @@
+"""From looks at a thread's stack to shares of a loop's time, by phase and by line of the person's code: pure."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import NamedTuple
+
+from cpbkit.gpu_check import source
+from cpbkit.gpu_check.source import Span
+from cpbkit.gpu_check.stacks import Stack
+
+ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
+WORDS_OF_VALIDATION = re.compile(r"val|eval|test|dev|holdout|score|metric", re.IGNORECASE)
+KINDS = (  # what a line does besides training: noun, libraries it calls, its text, and the cure
+    ("saving", {"pickle", "json", "csv", "gzip", "zipfile", "h5py", "shutil", "sqlite3", "joblib"},
+     r"torch\.save|save_pretrained|\.to_(csv|parquet|pickle|json)|pickle|json\.dump|np\.save|fsync|\.write|\bopen\(|flush",
+     "save every so many minutes, not every step"),
+    ("a progress bar", {"tqdm", "rich", "alive_progress"}, r"tqdm|set_postfix|\bbar\.|pbar",
+     "let it draw twice a second at most: tqdm(mininterval=0.5), set_postfix(refresh=False)"),
+    ("plotting", {"matplotlib", "seaborn", "plotly", "PIL"}, r"plt\.|\.plot\(|savefig|\.imshow",
+     "plot once an epoch, or after training"),
+    ("logging", {"logging", "tensorboard", "wandb", "mlflow"}, r"print\(|logg|\.log\(|add_scalar|add_histogram|wandb",
+     "log every hundredth step, and keep losses as tensors until then"),
+    ("a copy of the model", {"copy"}, r"deepcopy|copy\.copy|\.clone\(\) for ",
+     "copy the weights when they are the best so far, at the end of an epoch"),
+    ("waiting", {"subprocess", "requests", "urllib3", "socket"}, r"sleep\(|requests\.|\.join\(\)", "take it out"),
+    ("collecting garbage", {"gc"}, r"gc\.collect|empty_cache", "take it out: it is never needed in a step"),
+    ("pandas", {"pandas"}, r"\bpd\.|\bdf\b|\.rolling\(|\.iloc|\.loc\[|\.apply\(",
+     "compute such columns once, before training, and index a tensor in the loop"),
+    ("a metric", {"sklearn", "scipy", "torchmetrics"}, r"roc_auc|_score\(|metrics?\b",
+     "compute it once an epoch, from predictions that were kept"),
+    ("NumPy", {"numpy"}, r"\bnp\.|\.numpy\(", "do it with torch on the batch, or once before training"),
+)  # fmt: skip
+
+
+class Code(NamedTuple):
+    """Where an own function's code is."""
+
+    file: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the person's own code, and the time under it."""
+
+    file: str
+    line: int
+    text: str
+    account: str  # of ACCOUNTS
+    seconds: float
+    kind: str = ""  # a noun of KINDS, "Python", or "" for torch's own work
+    caller: int = 0  # line of the training loop that led there, where that is another line
+    caller_file: str = ""
+
+    @property
+    def place(self) -> str:
+        """File and line, as editors and tracebacks name them."""
+        return f"{self.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Seconds by account and by line; `inside` are those of a validation within the loop over batches."""
+
+    seconds: Mapping[str, float]
+    lines: tuple[Line, ...]  # the longest first
+    inside: float  # seconds of validation in the loop over batches
+    loop: Span | None
+
+
+def attribute(seen: Mapping[Stack, float], codes: Iterable[CodeType], step: tuple[tuple[int, int], ...]) -> Attribution:
+    """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
+
+    step: the own lines on the stack at an optimiser's step, innermost first.
+    """
+    names = [Code(code.co_filename, code.co_name) for code in codes]
+    loop, owner, at = find_training_loop(step, names)
+    trained = {s.root for s in seen if s.phase in ("forward", "backward") and not s.quiet and not _quiet(s, names)}
+    of_step = {number for number, _ in step}
+    regions: set[object] = set()
+
+    def first_phase(s: Stack) -> str:
+        if s.phase == "forward" and (s.quiet or _quiet(s, names)):
+            # A frozen network that prepares inputs is another one than is trained.
+            words = any(WORDS_OF_VALIDATION.search(names[n].name) for n, _ in s.own if n not in of_step)
+            return "validation" if s.root in trained or words else "forward"
+        return s.phase
+
+    for s in seen:
+        if first_phase(s) == "validation":
+            regions.add(_region(s, names, of_step, loop, at))
+    regions.discard(None)
+
+    accounts: Counter[str] = Counter()
+    lines: defaultdict[tuple, float] = defaultdict(float)
+    libraries: dict[tuple, Counter] = defaultdict(Counter)
+    inside = 0.0
+    for s, seconds in seen.items():
+        here = next((line for number, line in s.own if number == owner), 0) if loop else 0
+        within = bool(loop) and loop.holds(names[owner].file, here)
+        account = first_phase(s)
+        if account in ("", "data") and _region(s, names, of_step, loop, at) in regions:
+            account = "validation"
+        elif account == "":
+            header = within and here <= loop.head
+            drawing = s.library in KINDS[1][1]
+            before = within and loop.head < here < at.get("forward", 0) and source.counts_only(loop)
+            account = "data" if (header or before) and not drawing else "rest"
+        if loop and not within and account in ("rest", "data"):
+            account = "outside"
+        if account == "validation":
+            inside += seconds * within
+        accounts[account] += seconds
+        if s.own:
+            number, line = s.own[0]
+            key = (number, line, account, here if within and (number, line) != (owner, here) else 0)
+            lines[key] += seconds
+            libraries[key][s.library] += seconds
+    found = []
+    for key, seconds in lines.items():
+        number, line, account, caller = key
+        file = names[number].file
+        text = source.read_line(file, line)
+        kind = find_kind(text, libraries[key].most_common(1)[0][0])
+        found.append(Line(file, line, text, account, seconds, kind, caller, names[owner].file if caller else ""))
+    found.sort(key=lambda line: -line.seconds)
+    return Attribution(dict(accounts), tuple(found), inside, loop)
+
+
+def find_training_loop(step, names) -> tuple[Span | None, int, dict[str, int]]:
+    """Return (the loop over batches, number of the code it is in, lines of that code by what is called there)."""
+    for number, line in step:
+        loop = source.find_loop(names[number].file, line)
+        if loop:
+            return loop, number, {"step": line, "forward": _find_forward(loop, line)}
+    return None, -1, {}
+
+
+def _find_forward(loop: Span, step: int) -> int:
+    """Return the line up to which a body prepares its batch: of `zero_grad`, else of the first call of a model."""
+    for line in range(loop.head + 1, step + 1):
+        if re.search(r"zero_grad|model\(|net\(|loss", source.read_line(loop.file, line)):
+            return line
+    return step
+
+
+def _quiet(s: Stack, names) -> bool:
+    return any(source.is_without_gradients(names[number].file, line) for number, line in s.own)
+
+
+def _region(s: Stack, names, of_step: set[int], loop: Span | None, at: Mapping[str, int]) -> object:
+    """Return what stands for all of a validation: its function, or the statement in the training function."""
+    outer = None
+    for number, line in reversed(s.own):
+        if number not in of_step:
+            return names[number]
+        outer = number, line
+    if outer is None:
+        return None
+    number, line = s.own[0]
+    for node in source.find_path(names[number].file, line):
+        if isinstance(node, source.SCOPES):
+            continue
+        span = source.to_span(names[number].file, node)
+        if not span.holds(span.file, at.get("step", 0)) and isinstance(node, (*source.LOOPS, source.ast.With)):
+            return span
+    return None
+
+
+def find_kind(text: str, library: str) -> str:
+    """Name what a line does besides training; "" for what may be torch's own work."""
+    for noun, libraries, _, _ in KINDS:
+        if library in libraries:
+            return noun
+    if library == "compiler":
+        return "compiling"
+    for noun, _, pattern, _ in KINDS:
+        if re.search(pattern, text):
+            return noun
+    return "" if library in ("torch", "") else f"{library}"
+
+
+def cure_of(kind: str) -> str:
+    """Return the cure for a kind of line."""
+    for noun, _, _, cure in KINDS:
+        if noun == kind:
+            return cure
+    if kind == "compiling":
+        return "give the model inputs of one shape and dtype: each new one is compiled anew"
+    return "take it out of the step, do it every hundredth step, or write it with torch on the whole batch"

@@ -1,0 +1,113 @@
+"""The person's source around a line: its text, its loops, and whether gradients are off there."""
+
+import ast
+import functools
+import linecache
+import re
+from typing import NamedTuple
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
+
+
+class Span(NamedTuple):
+    """Lines of a file; `head` is the last line of what a loop says before its body."""
+
+    file: str
+    start: int
+    end: int
+    head: int
+
+    def holds(self, file: str, line: int) -> bool:
+        return file == self.file and self.start <= line <= self.end
+
+
+def read_line(file: str, line: int) -> str:
+    """Return the text of a line, stripped; "" where there is no source."""
+    return linecache.getline(file, line).strip()
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(file: str, size: int) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file that have lines, in order; size: of the file, for a notebook's cell may change."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # a cell with magics, a file that is no Python: its loops are not known
+        return ()
+    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.stmt, *INNER_LOOPS)))
+    return tuple(sorted(nodes, key=lambda node: (node.lineno, -node.end_lineno)))
+
+
+@functools.lru_cache(maxsize=4096)
+def find_path(file: str, line: int) -> tuple[ast.AST, ...]:
+    """Return the statements and comprehensions around a line, from its function inwards."""
+    nodes = _parse(file, len(linecache.getlines(file)))
+    path = [node for node in nodes if node.lineno <= line <= node.end_lineno]
+    scopes = [i for i, node in enumerate(path) if isinstance(node, SCOPES)]
+    return tuple(path[scopes[-1] :] if scopes else path)
+
+
+def to_span(file: str, node: ast.AST) -> Span:
+    """Return the lines of a statement or comprehension."""
+    head = node.lineno
+    if isinstance(node, (ast.For, ast.AsyncFor)):
+        head = node.iter.end_lineno
+    elif isinstance(node, ast.While):
+        head = node.test.end_lineno
+    return Span(file, node.lineno, node.end_lineno, head)
+
+
+def find_loop(file: str, line: int) -> Span | None:
+    """Return the innermost `for` or `while` around a line."""
+    loops = [node for node in find_path(file, line) if isinstance(node, LOOPS)]
+    return to_span(file, loops[-1]) if loops else None
+
+
+def counts_only(loop: Span) -> bool:
+    """Say whether a loop goes over numbers, or without an end: then what it trains on is made in its body."""
+    node = next((n for n in find_path(loop.file, loop.start) if isinstance(n, LOOPS) and n.lineno == loop.start), None)
+    if isinstance(node, ast.While):
+        return True
+    called = getattr(node, "iter", None)
+    while isinstance(called, ast.Call) and called.args and getattr(called.func, "id", "") != "range":
+        called = called.args[0]  # tqdm(range(n)), enumerate(range(n))
+    return isinstance(called, ast.Call) and getattr(called.func, "id", "") in ("range", "count")
+
+
+def is_without_gradients(file: str, line: int) -> bool:
+    """Say whether a line lies in a `with torch.no_grad()` or `inference_mode()`."""
+    for node in find_path(file, line):
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else item.context_expr
+                if getattr(called, "attr", getattr(called, "id", "")) in WITHOUT_GRADIENTS:
+                    return True
+    return False
+
+
+def find_keeping(file: str, line: int, loss: str) -> int:
+    """Return the line that adds a loss, with its graph, to something that outlives the step; 0 where none is found."""
+    path = find_path(file, line)
+    within = path[0] if path and isinstance(path[0], SCOPES) else None
+    for node in ast.walk(within) if within else _parse(file, len(linecache.getlines(file))):
+        added = None
+        if isinstance(node, ast.AugAssign):
+            added = node.value  # total += loss
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            target = ast.unparse(node.targets[0])
+            added = node.value if target in map(ast.unparse, ast.walk(node.value)) else None  # total = total + loss
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            method = getattr(node.value.func, "attr", "")
+            added = node.value if method in ("append", "add", "extend", "insert", "update") else None
+        if added is not None and _carries(added, loss):
+            return node.lineno
+    return 0
+
+
+def _carries(expression: ast.AST, name: str) -> bool:
+    """Say whether an expression holds a variable, and nothing that frees it of its graph."""
+    parts = [ast.unparse(node) for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))]
+    freed = re.search(r"\.(item|detach|data|numpy|tolist)\b|\bfloat\(", ast.unparse(expression))
+    return name in parts and not freed

@@ -1,0 +1,178 @@
+"""Where the training thread is: its stack, read a hundred times a second; phase, library and own lines of it."""
+
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+PERIOD = 0.01  # s between two looks, on average
+# A thread that wants the interpreter gets it after this many seconds. With Python's 5 ms a look falls where torch
+# lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %.
+SWITCH = 1e-5
+OWN, OTHER = "own", ""
+PHASES = ("data", "forward", "backward", "optimiser")
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+STANDARD = tuple(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
+INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+class Stack(NamedTuple):
+    """One state of the training thread; own lines are (number of the code, line), the innermost first."""
+
+    phase: str  # of PHASES, or "" outside them
+    library: str  # that the innermost own line calls, or ""
+    root: int  # identity of the module whose call it is in, or 0
+    quiet: bool  # that module is in eval mode, or a function without gradients is running
+    own: tuple[tuple[int, int], ...]
+
+
+class Roles:
+    """What each function on a stack is there for: the person's own, a phase of torch's, or a library."""
+
+    def __init__(self):
+        self.codes: list[CodeType] = []  # own ones, by their number
+        # By identity, for hashing a code object reads all of it; the code is kept so that the identity stays its own.
+        self._known: dict[int, tuple[CodeType, str, int]] = {}
+
+    def find(self, code: CodeType) -> tuple[str, int]:
+        """Return (role, number of an own code or -1)."""
+        known = self._known.get(id(code))
+        if known is None:
+            role, number = find_role(code.co_filename, code.co_name), -1
+            if role == OWN:
+                number = len(self.codes)
+                self.codes.append(code)
+            known = self._known[id(code)] = code, role, number
+        return known[1:]
+
+    def read(self, frame: FrameType | None) -> Stack:
+        """Read a stack from its innermost frame outwards."""
+        phase = library = ""
+        root, quiet, own = None, False, []
+        while frame is not None:
+            role, number = self.find(frame.f_code)
+            if role == OWN:
+                own.append((number, frame.f_lineno))
+            elif role in PHASES:
+                phase = phase or role
+                if role == "forward":
+                    root = frame  # the outermost call of a module stays
+            elif role == "no grad":
+                quiet = True
+            elif not own and role:
+                library = role  # the outermost library below the innermost own line is the one it calls
+            frame = frame.f_back
+        module = root.f_locals.get("self") if root is not None else None
+        if module is not None:
+            quiet = quiet or not module.__dict__.get("training", True)
+        return Stack(phase, library, id(module) if module is not None else 0, quiet, tuple(own))
+
+    def own_line(self, frame: FrameType | None) -> tuple[int, int] | None:
+        """Return the innermost own line of a stack."""
+        while frame is not None:
+            role, number = self.find(frame.f_code)
+            if role == OWN:
+                return number, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+
+def find_role(file: str, name: str) -> str:
+    """Return "own", a phase, "no grad", the name of a library, or "" for what is nobody's."""
+    if file.startswith(TORCH):
+        inside = file[len(TORCH) :].replace(os.sep, "/")
+        if inside.startswith("utils/data/"):
+            return "data"
+        if inside in ("autograd/__init__.py", "autograd/graph.py") and name in ("backward", "grad"):
+            return "backward"
+        if inside.startswith("optim/") or inside == "nn/utils/clip_grad.py":
+            return "optimiser"
+        if inside == "nn/modules/module.py" and name == "_call_impl":
+            return "forward"
+        if inside == "utils/_contextlib.py":
+            return "no grad"  # decorates a function with torch.no_grad or inference_mode
+        return "compiler" if inside.startswith(("_dynamo/", "_inductor/")) else "torch"
+    if file.startswith(KIT):
+        return "data" if file.endswith("watch.py") and name == "__iter__" else OTHER
+    if file.startswith("<frozen"):
+        return OTHER
+    for marker in INSTALLED:
+        if marker in file:
+            return file.partition(marker)[2].partition(os.sep)[0].removesuffix(".py")
+    for folder in STANDARD:
+        if file.startswith(folder):
+            return file[len(folder) :].partition(os.sep)[0].removesuffix(".py")
+    return OWN
+
+
+class Sampler(threading.Thread):
+    """Look at a thread's stack until stopped; `paused` looks away.
+
+    A look counts for the time since the one before: a call that holds the interpreter for long is seen once, at its
+    end. What is seen after the last step that was counted is kept apart: it may be the end of the loop.
+    """
+
+    def __init__(self, roles: Roles, watched: int, tick: Callable[[float], object]):
+        super().__init__(name="cpbkit-watch", daemon=True)
+        self.roles, self.watched, self.tick = roles, watched, tick
+        self.seen: Counter[Stack] = Counter()  # seconds, up to the last step
+        self.looks = 0
+        self.paused = False
+        self.problem = ""  # why it ended early
+        self._tail: list[tuple[Stack, float]] = []  # since the last step
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Look; never raises into the person's program."""
+        before, dice = sys.getswitchinterval(), random.Random(0)
+        sys.setswitchinterval(SWITCH)
+        last = time.perf_counter()
+        try:
+            # At uneven times: a step of just one period would always be seen at the same line.
+            while not self._done.wait(PERIOD * dice.uniform(0.5, 1.5)):
+                now = time.perf_counter()
+                if not self.paused:
+                    stack = self.roles.read(sys._current_frames().get(self.watched))
+                    with self._lock:
+                        self._tail.append((stack, now - last))
+                last = now
+                self.tick(now)
+        except Exception as error:  # told in the report; the loop it looks at goes on
+            self.problem = f"the sampler stopped: {type(error).__name__}: {error}"
+        finally:
+            sys.setswitchinterval(before)
+
+    def end_step(self) -> None:
+        """Count what was seen since the step before."""
+        with self._lock:
+            for stack, seconds in self._tail:
+                self.seen[stack] += seconds
+            self.looks += len(self._tail)
+            self._tail.clear()
+
+    def forget(self) -> None:
+        """Drop what was seen since the last step."""
+        with self._lock:
+            self._tail.clear()
+
+    def restart(self) -> None:
+        """Drop all that was seen."""
+        with self._lock:
+            self.seen.clear()
+            self._tail.clear()
+            self.looks = 0
+
+    def stop(self) -> None:
+        """Stop looking, and wait for the thread."""
+        self._done.set()
+        self.join()

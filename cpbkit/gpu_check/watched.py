@@ -1,0 +1,220 @@
+"""From what a watch has seen of a loop to a verdict with advice: pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cpbkit.gpu_check.diagnosis import Diagnosis, Fix
+from cpbkit.gpu_check.numbers import NAN, Policy
+from cpbkit.gpu_check.shares import Line, cure_of
+
+LEAST_LOOKS, LEAST_STEPS = 30, 5
+SUSPICIOUS = 50.0  # a ceiling above this is more often a mistake of the measurement than a chance
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch that the loop takes apart row by row."""
+
+    line: Line
+    rows: int  # a step
+    share: float  # of the loop's time, under the inner loop
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a loop. Shares are of its time between its first and last step; NaN means not known."""
+
+    seconds: float
+    steps: int
+    looks: int
+    shares: Mapping[str, float]  # by account
+    lines: tuple[Line, ...] = ()
+    inside: float = 0.0  # share of a validation within the loop over batches
+    python: tuple[Line, ...] = ()  # lines in the step that are no work of torch's
+    operators: float = NAN  # a step
+    starting: float = NAN  # share of the model's time that goes into starting operators
+    float64: float = 0.0  # share of the operators' time
+    taken: tuple[Taken, ...] = ()
+    batch_of_one: Line | None = None
+    gates: int = 0  # of a recurrence written out, a step
+    waits: int = 0  # a step
+    wait_lines: tuple[Line, ...] = ()
+    modes: tuple[str, ...] = ()  # of debugging, that are on
+    kept: tuple[str, ...] = ()  # variables that keep the graphs of earlier steps
+    growth: float = 0.0  # bytes a step, where memory grows steadily
+    workers: int = 0  # of the loader
+    loads_in_own_code: bool = False  # the loader's time is under a line of the person's
+    gpu_there: bool = False
+    on_gpu: bool = False
+    busy: float = NAN  # share of the time in which the device worked
+    behind: float = NAN  # share of steps at whose end the device was not yet done with the step before
+    problems: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Shares of the time above which something is the verdict; they travel with it."""
+
+    own_loader: float = 0.25  # data, where a line of the person's makes it
+    workers: float = 0.33
+    plain_loader: float = 0.45  # data by torch's own dataset: most small loops have some of it
+    python: float = 0.20
+    taken: float = 0.20
+    validation: float = 0.25
+    outside: float = 0.30
+    starting: float = 0.70  # of the model's time
+    operators: float = 600.0  # a step: below, a small model is as fast as it gets one by one
+    optimizer: float = 0.25
+    busy: float = 0.85
+    told: float = 0.10  # below, not even worth a word
+
+
+def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = (), limits: Limits | None = None) -> Diagnosis:
+    """Name the one thing that costs most; the rest comes beside it."""
+    limits = limits or Limits()
+    findings = sorted(_find(seen, limits), key=lambda found: -found[0])
+    evidence = tuple(_evidence(seen))
+    if seen.steps < LEAST_STEPS or seen.looks < LEAST_LOOKS:
+        text = f"{seen.steps} steps in {seen.seconds:.1f} s were seen: watch a loop for some seconds."
+        return Diagnosis("INCONCLUSIVE", "", text, evidence, (), seen.problems, Policy())
+    first = findings[0] if findings else (0.0, "DEVICE_BOUND", "", _say_healthy(seen), ())
+    _, verdict, reason, text, fixes = first
+    beside = [f"{name}: {words}" for _, name, _, words, _ in findings[1:]]
+    beside += [f"{code}: {words}" for code, words in environment]
+    if seen.growth and not seen.kept:
+        beside.append(f"MEMORY_GROWTH: memory grows by {seen.growth / 1024:,.0f} KB a step")
+    fixes = (*fixes, *_advise_beside(seen, limits, verdict))
+    return Diagnosis(verdict, reason, text, evidence, fixes, (*beside, *seen.problems), Policy())
+
+
+def _find(seen: Seen, limits: Limits):
+    """Yield (share of the time, or above 1 for what is said first; verdict; reason; text; fixes)."""
+    share = {name: seen.shares.get(name, 0.0) for name in
+             ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")}  # fmt: skip
+    model = share["forward"] + share["backward"] + share["optimiser"]
+    device_sets_pace = seen.on_gpu and (seen.busy > limits.busy or (math.isnan(seen.busy) and seen.behind > 0.5))
+    if seen.gpu_there and not seen.on_gpu:
+        text = "No kernel ran on the GPU: the model and its batches are on the CPU."
+        cure = 'model.to("cuda"), and each batch: x.to("cuda", non_blocking=True)'
+        yield 4.0, "NO_WORK_ON_GPU", "", text, (Fix("move to the GPU", NAN, cure, True),)
+    if seen.modes:
+        yield 3.0, "DEBUG_MODE_ON", seen.modes[0], f"A debug mode is on in the step: {seen.modes[0]}.", ()
+    if device_sets_pace:
+        return  # the host waits: whatever line it waits at costs nothing
+    outside = share["outside"] + share["validation"] - seen.inside
+    if outside > limits.outside:
+        line = _top(seen, "outside") or _top(seen, "validation")
+        reason = "validation" if share["validation"] - seen.inside > share["outside"] else "between epochs"
+        text = f"{outside:.0%} of the time is outside the loop over batches{_at(line)}."
+        cure = f"{cure_of(line.kind) if line and line.kind else 'do it more rarely'}"
+        yield outside, "GPU_IDLE_OUTSIDE_STEPS", reason, text, _cure("less between steps", outside, cure)
+    if seen.inside > limits.validation:
+        line = _top(seen, "validation")
+        text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{_at(line)}."
+        cure = "validate once an epoch, or every so many steps, in eval mode and without gradients"
+        yield seen.inside, "VALIDATION_IN_STEP", "", text, _cure("validate once an epoch", seen.inside, cure)
+    limit = limits.workers if seen.workers else limits.own_loader if seen.loads_in_own_code else limits.plain_loader
+    if share["data"] > limit:
+        line = _top(seen, "data")
+        reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
+        cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
+        if not seen.workers:
+            cure = "build windows once as one tensor, and index it with a whole batch of numbers at a time"
+        text = f"The loop waits for its batches {share['data']:.0%} of the time{_at(line)}."
+        yield share["data"], "DATA_STARVED", reason, text, _cure("data on the device", share["data"], cure)
+    python = sum(line.seconds for line in seen.python) / max(seen.seconds, 1e-9)
+    if python > limits.python and seen.python[0].seconds > limits.told * seen.seconds:
+        line = seen.python[0]
+        what = f"{line.kind[:1].upper()}{line.kind[1:]}" if line.kind else "Python"
+        text = f"{what} takes {line.seconds / seen.seconds:.0%} of every step{_at(line)}."
+        yield python, "PYTHON_OR_IO_IN_STEP", line.kind, text, _cure("out of the step", python, cure_of(line.kind))
+    for taken in seen.taken[:1]:
+        if taken.share > limits.taken:
+            text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
+            cure = "give the model the whole batch: x[i] becomes x, and a sum over samples a mean over the first axis"
+            # The backward of every row comes on top.
+            weight = min(1.0, taken.share + share["backward"])
+            yield weight, "SAMPLE_BY_SAMPLE", "", f"{text}{_at(taken.line)}.", _cure("the whole batch", weight, cure)
+    if seen.kept:
+        text = f"{seen.kept[0]} keeps the graph of every step since the loop began."
+        cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item())"
+        yield 0.19, "GRAPH_KEPT", "", text, (Fix("detach what is kept", NAN, cure, True),)
+    if seen.float64 > 0.5:
+        line = _top(seen, "forward")
+        text = f"{seen.float64:.0%} of the operators' time is in float64, which training rarely needs{_at(line)}."
+        cure = "model.float(), and float32 batches: NumPy and pandas give float64 unless told"
+        yield 0.18, "FLOAT64", "", text, _cure("float32", model / 2, cure)
+    if seen.on_gpu and seen.waits and share["rest"] + share["forward"] > limits.python:
+        line = seen.wait_lines[0] if seen.wait_lines else None
+        yield (
+            0.17,
+            "SYNC_BOUND",
+            f"{seen.waits} waits a step",
+            f"The host waits for the device in every step{_at(line)}.",
+            (),
+        )
+    if seen.batch_of_one is not None and seen.starting > limits.starting:
+        text = f"Each step trains on one sample{_at(seen.batch_of_one)}."
+        yield 0.16, "SAMPLE_BY_SAMPLE", "", text, _cure("a batch", model, "DataLoader(..., batch_size=64)")
+    if seen.starting > limits.starting and seen.operators > limits.operators:
+        reason = "RNN_NOT_CUDNN" if seen.gates >= 40 else "MANY_SMALL_OPS"
+        if reason == "MANY_SMALL_OPS" and share["optimiser"] > max(share["forward"], share["backward"]):
+            reason = "OPTIMIZER_FOR_LOOP"
+        cure = {
+            "RNN_NOT_CUDNN": "nn.LSTM or nn.GRU over the whole sequence, in place of a cell in a loop",
+            "OPTIMIZER_FOR_LOOP": "torch.optim.Adam(..., fused=True)",
+            "MANY_SMALL_OPS": "fewer and wider layers, larger batches, or many series as one stack",
+        }[reason]
+        text = f"Starting {seen.operators:,.0f} small operators a step takes {seen.starting:.0%} of the model's time"
+        text += f"{_at(_top(seen, 'optimiser' if reason == 'OPTIMIZER_FOR_LOOP' else 'forward'))}."
+        yield 0.15, "HOST_BOUND", reason, text, _cure("fewer operators", model * seen.starting, cure)
+
+
+def _cure(name: str, share: float, note: str) -> tuple[Fix, ...]:
+    ceiling = 1 / max(1 - share, 1e-3)
+    if ceiling > SUSPICIOUS:
+        note += f"; a ceiling above {SUSPICIOUS:.0f}x is suspicious: is this the loop you meant?"
+    return (Fix(name, ceiling, note, True),)
+
+
+def _advise_beside(seen: Seen, limits: Limits, verdict: str):
+    share = seen.shares.get("optimiser", 0.0)
+    if share > limits.optimizer and verdict == "DEVICE_BOUND":
+        yield Fix("fused optimiser", 1 / (1 - share), f"the optimiser takes {share:.0%} of the time: fused=True", True)
+    if seen.on_gpu and seen.busy < limits.busy and verdict == "DEVICE_BOUND":
+        yield Fix("diagnose(step)", NAN, "tells host from device, and measures what each fix gains", True)
+
+
+def _top(seen: Seen, account: str) -> Line | None:
+    return next((line for line in seen.lines if line.account == account), None)
+
+
+def _at(line: Line | None) -> str:
+    if line is None:
+        return ""
+    called = ""
+    if line.caller:
+        name = line.caller_file.replace(chr(92), "/").rpartition("/")[2]
+        called = f", called at {name}:{line.caller}"
+    return f": {line.place}  {line.text[:70]}{called}"
+
+
+def _say_healthy(seen: Seen) -> str:
+    model = sum(seen.shares.get(name, 0.0) for name in ("forward", "backward", "optimiser"))
+    if seen.on_gpu:
+        return "The device or the model itself sets the pace: nothing of the host stands out."
+    return f"The model itself sets the pace: forward, backward and optimiser take {model:.0%} of the time."
+
+
+def _evidence(seen: Seen):
+    parts = (f"{name} {share:.0%}" for name, share in seen.shares.items() if share >= 0.005)
+    yield f"{seen.steps} steps in {seen.seconds:.1f} s: {', '.join(parts)}"
+    if math.isfinite(seen.operators):
+        yield f"{seen.operators:,.0f} operators a step, and {seen.starting:.0%} of the model's time is starting them"
+    if math.isfinite(seen.busy):
+        yield f"the device was busy {seen.busy:.0%} of the time"
+    for line in seen.lines[:5]:
+        share = line.seconds / max(seen.seconds, 1e-9)
+        if share >= 0.03:
+            yield f"{line.place}  {line.text[:60]}  {share:.0%} ({line.account})"

@@ -1,0 +1,244 @@
+"""A person's own loop under the watch: the line that costs the time, named; and nothing of the loop changed."""
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.utils.data import DataLoader, TensorDataset
+
+from cpbkit.cli.machine import doctor
+from cpbkit.errors import CpbkitError
+from cpbkit.gpu_check import source
+from cpbkit.gpu_check.diagnosis import VERDICTS
+from cpbkit.gpu_check.script import run_script
+from cpbkit.gpu_check.shares import Line
+from cpbkit.gpu_check.stacks import find_role
+from cpbkit.gpu_check.watch import watch
+from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
+
+HERE = Path(__file__)
+
+
+def make(width=32):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1))
+    return model, torch.optim.Adam(model.parameters()), [(torch.randn(16, 8), torch.randn(16, 1)) for _ in range(40)]
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def line_of(text):
+    """The number of the line of this file that holds a text."""
+    return next(i for i, line in enumerate(HERE.read_text().splitlines(), 1) if text in line)
+
+
+# The pure part.
+
+LINE = Line("/home/me/train.py", 57, "df.rolling(5).mean()", "rest", 4.1, "pandas")
+TRAINING = {"data": 0.05, "forward": 0.3, "backward": 0.4, "optimiser": 0.2, "rest": 0.05}
+
+
+def seen(**changes):
+    shares = TRAINING | changes.pop("shares", {})
+    total = sum(shares.values())
+    base = Seen(10.0, 100, 1000, {name: share / total for name, share in shares.items()})
+    return dataclasses.replace(base, **changes)
+
+
+CASES = {
+    "DEVICE_BOUND": seen(),
+    "INCONCLUSIVE": seen(steps=3),
+    "NO_WORK_ON_GPU": seen(gpu_there=True),
+    "DEBUG_MODE_ON": seen(modes=("anomaly detection is on",), shares={"data": 5}),
+    "GPU_IDLE_OUTSIDE_STEPS": seen(shares={"outside": 0.8}),
+    "VALIDATION_IN_STEP": seen(shares={"validation": 0.9}, inside=0.45),
+    "DATA_STARVED": seen(shares={"data": 1.0}),
+    "PYTHON_OR_IO_IN_STEP": seen(python=(LINE,), shares={"rest": 0.8}),
+    "SAMPLE_BY_SAMPLE": seen(taken=(Taken(LINE, 32, 0.4),)),
+    "GRAPH_KEPT": seen(kept=("train.py:60  total += loss",)),
+    "FLOAT64": seen(float64=0.99),
+    "SYNC_BOUND": seen(gpu_there=True, on_gpu=True, busy=0.3, waits=1, wait_lines=(LINE,)),
+    "HOST_BOUND": seen(operators=3000, starting=0.95),
+}
+
+
+@pytest.mark.parametrize("verdict", CASES)
+def test_each_verdict_of_a_watch_is_reached(verdict):
+    found = judge_loop(CASES[verdict])
+    assert found.verdict == verdict and verdict in VERDICTS and found.text.endswith(".")
+
+
+def test_the_largest_share_is_the_verdict_and_the_rest_is_beside():
+    found = judge_loop(seen(python=(LINE,), shares={"data": 2.0, "rest": 0.8}))
+    assert found.verdict == "DATA_STARVED"
+    assert any(text.startswith("PYTHON_OR_IO_IN_STEP") and "train.py:57" in text for text in found.beside)
+
+
+def test_the_verdict_shows_the_line_its_share_and_a_ceiling():
+    found = judge_loop(CASES["PYTHON_OR_IO_IN_STEP"])
+    assert "train.py:57  df.rolling(5).mean()" in found.text and "41%" in found.text
+    assert found.fixes[0].ceiling == pytest.approx(1 / (1 - 0.41))
+
+
+def test_a_host_that_only_waits_for_a_busy_device_is_not_to_blame():
+    found = judge_loop(seen(python=(LINE,), shares={"rest": 2}, gpu_there=True, on_gpu=True, busy=0.97))
+    assert found.verdict == "DEVICE_BOUND"
+    behind = judge_loop(seen(shares={"data": 2}, gpu_there=True, on_gpu=True, behind=0.9))
+    assert behind.verdict == "DEVICE_BOUND"
+
+
+def test_a_fused_optimiser_is_advised_for_measured_time_alone():
+    slow = judge_loop(seen(shares={"optimiser": 0.8}))
+    assert [fix.name for fix in slow.fixes] == ["fused optimiser"]
+    assert not judge_loop(seen(operators=500)).fixes
+
+
+def test_a_ceiling_too_good_to_be_true_says_so():
+    found = judge_loop(seen(shares={"data": 100.0}))
+    assert found.fixes[0].ceiling > 50 and "suspicious" in found.fixes[0].note
+
+
+def test_whose_code_it_is():
+    assert find_role(str(HERE), "test") == "own"
+    assert find_role("/tmp/ipykernel_7/123.py", "<module>") == "own"
+    assert find_role(nn.Linear.forward.__code__.co_filename.replace("linear", "module"), "_call_impl") == "forward"
+    assert find_role(DataLoader.__iter__.__code__.co_filename, "__next__") == "data"
+    assert find_role(pytest.__file__, "x") == "pytest"
+    assert find_role(time.__spec__.origin or "<frozen time>", "x") != "forward"
+
+
+def test_the_source_around_a_line(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "for epoch in range(3):\n"  # 1
+        "    for x, y in zip(a,\n"  # 2
+        "                    b):\n"  # 3
+        "        loss = f(x)\n"  # 4
+        "        loss.backward()\n"  # 5
+        "        total += loss\n"  # 6
+        "        shown += loss.item()\n"  # 7
+        "    with torch.no_grad():\n"  # 8
+        "        v = f(a)\n"  # 9
+    )
+    name = str(file)
+    assert source.find_loop(name, 5) == source.Span(name, 2, 7, 3)
+    assert source.is_without_gradients(name, 9) and not source.is_without_gradients(name, 4)
+    assert source.find_keeping(name, 5, "loss") == 6
+    assert source.counts_only(source.find_loop(name, 9)) and not source.counts_only(source.find_loop(name, 5))
+
+
+# Real loops.
+
+
+def test_the_line_that_sleeps_is_named_and_hooks_are_gone():
+    model, optimizer, batches = make()
+    before = torch.autograd.backward, DataLoader.__iter__, sys.getswitchinterval()
+    with watch(model, optimizer, live=False) as w:
+        for x, y in batches * 2:
+            step(model, optimizer, x, y)
+            time.sleep(0.02)  # the line to name
+    assert w.verdict == "PYTHON_OR_IO_IN_STEP"
+    assert f"{HERE.name}:{line_of('# the line to ' + 'name')}" in w.diagnosis.text
+    assert (torch.autograd.backward, DataLoader.__iter__, sys.getswitchinterval()) == before
+    assert not _global_optimizer_post_hooks
+
+
+def test_a_watched_training_ends_with_the_same_weights_to_the_bit():
+    ends = []
+    for watched in (False, True):
+        model, optimizer, batches = make()
+        loop = watch(batches, model, optimizer, live=False) if watched else batches
+        for x, y in loop:
+            step(model, optimizer, nn.functional.dropout(x, 0.5), y)
+        ends.append([p.detach().clone() for p in model.parameters()] + [torch.rand(3)])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_kept_graphs_are_found_by_their_being_alive(monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.watch.MARKS", 0.0)
+    for keep in (True, False):
+        model, optimizer, batches = make()
+        total = 0.0
+        with watch(model, optimizer, live=False) as w:
+            for x, y in batches:
+                loss = step(model, optimizer, x, y)
+                total += loss if keep else loss.item()
+        assert bool(w.seen().kept) == keep
+
+
+def test_a_loop_that_ends_early_leaves_nothing_behind():
+    model, optimizer, batches = make()
+    before = torch.autograd.backward
+    for i, (x, y) in enumerate(watch(batches, live=False)):
+        step(model, optimizer, x, y)
+        if i == 5:
+            break
+    assert torch.autograd.backward is before
+    with pytest.raises(ZeroDivisionError), watch(live=False) as w:
+        step(model, optimizer, *batches[0])
+        raise ZeroDivisionError
+    assert w.verdict == "INCONCLUSIVE" and torch.autograd.backward is before
+
+
+def test_a_validation_with_its_loader_is_one_thing():
+    model, optimizer, batches = make()
+    held = DataLoader(TensorDataset(torch.randn(256, 8), torch.randn(256, 1)), batch_size=16)
+    with watch(live=False) as w:
+        for x, y in batches * 2:
+            step(model, optimizer, x, y)
+            with torch.no_grad():
+                for a, b in held:
+                    nn.functional.mse_loss(model(a), b)
+    assert w.verdict == "VALIDATION_IN_STEP"
+    assert w.seen().shares["validation"] > 0.5 > w.seen().shares.get("data", 0)
+
+
+def test_what_a_watch_cannot_take():
+    with pytest.raises(TypeError, match="a loader, a model and an optimiser; got int"):
+        watch(3)
+    with pytest.raises(TypeError, match="give it what to go through"):
+        next(iter(watch(live=False)))
+
+
+SCRIPT = """
+import sys, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(60):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.02)
+    if sys.argv[1:] == ["--stop"] and i == 50:
+        raise KeyboardInterrupt
+"""
+
+
+def test_a_script_is_run_with_its_arguments_and_named_by_line(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    done = CliRunner().invoke(doctor, ["--json", str(path), "--stop"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert '"verdict": "PYTHON_OR_IO_IN_STEP"' in done.output and "train.py:9  time.sleep(0.02)" in done.output
+    assert "stopped by Ctrl-C" in done.output
+
+
+def test_a_script_that_trains_nothing_says_so(tmp_path):
+    path = tmp_path / "nothing.py"
+    path.write_text("x = 1\n")
+    with pytest.raises(CpbkitError, match=r"no step of a torch\.optim optimiser was seen"):
+        run_script(str(path), live=False)
+    with pytest.raises(CpbkitError, match="no file"):
+        run_script(str(tmp_path / "missing.py"))
