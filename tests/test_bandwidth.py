@@ -5,22 +5,29 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from cpbkit.cli.main import cpbkit as cli
 from cpbkit.config.experiment import Task, difference, from_json, to_json, vary
-from cpbkit.config.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
+from cpbkit.config.presets import BANDWIDTH_CHANGES, NETWORK, PRESETS, one_change_each
+from cpbkit.data.load import load_klines
 from cpbkit.data.synthetic import make_network_trace
-from cpbkit.errors import CpbkitError, UnknownName
+from cpbkit.data.traces import read_trace
+from cpbkit.errors import CpbkitError, DataError, UnknownName
+from cpbkit.evaluation.training_checks import check_results
 from cpbkit.models import zoo
+from cpbkit.runs.folder import Run
 from cpbkit.runs.worker import Result, Unit, work
 from cpbkit.training.loop import Fit, fit
 from cpbkit.training.stack import Stack
-from cpbkit.windows.series import from_table
+from cpbkit.windows.series import from_table, from_trace
 from cpbkit.windows.windows import Windows
 
 TASK = PRESETS["bandwidth"].task
+RAW = NETWORK[:4]
 
 
-def trace(rows=3000, seed=0, task=TASK):
+def trace(rows=3000, seed=2, task=TASK):
     return from_table(f"trace{seed}", make_network_trace(seed, rows), task.features, task.targets)
 
 
@@ -50,7 +57,7 @@ def test_a_target_is_scaled_by_its_range_and_comes_back_in_its_unit():
 
 def test_weights_follow_the_first_condition_that_the_next_row_meets():
     windows, series = windows_of(TASK), trace()
-    loss, delay = (series.inputs[:, series.features.index(name)] for name in ("loss", "delay"))
+    loss, delay = (series.inputs[:, series.features.index(name)] for name in ("loss_ratio", "delay"))
     train = windows.splits[0].train
     want = np.where(loss[train + 1] > 0.01, 10.0, np.where(delay[train + 1] > 300, 5.0, 1.0))
     assert set(want) == {1.0, 5.0, 10.0}
@@ -61,13 +68,14 @@ def test_weights_follow_the_first_condition_that_the_next_row_meets():
 
 def test_repeats_act_on_the_train_order_alone():
     windows, series = windows_of(TASK), trace()
-    loss = series.inputs[:, series.features.index("loss")]
-    often = loss[windows.splits[0].train + 1] > 0.01
-    pool = len(often) + 4 * int(often.sum())
+    loss = series.inputs[:, series.features.index("loss_ratio")][windows.splits[0].train + 1]
+    want = np.select([loss > 0.2, loss > 0.01], [10, 5], 1)
+    assert set(want) == {1, 5, 10}
+    pool = int(want.sum())
     order = windows.order([0], seed=0, epoch=0, count=pool)[0].numpy()
     rows, times = np.unique(order, return_counts=True)
     assert rows.tolist() == windows.splits[0].train.tolist()
-    assert times.tolist() == np.where(often, 5, 1).tolist()
+    assert times.tolist() == want.tolist()
     for part in ("train", "validation", "test"):
         assert windows.origins[part][0].tolist() == getattr(windows.splits[0], part).tolist()
 
@@ -83,7 +91,7 @@ def test_weights_change_the_loss_as_they_say():
     def gradient(task):
         windows = windows_of(task, rows=600)
         stack = Stack(
-            lambda m: zoo.build(m, task, experiment.model), ["trace0"], experiment.training, "cpu", torch.float64
+            lambda m: zoo.build(m, task, experiment.model), ["trace2"], experiment.training, "cpu", torch.float64
         )
         next(fit(Fit(stack), windows, experiment.training, 1))
         return windows, stack.gradients[0].clone()
@@ -126,6 +134,88 @@ def test_each_change_is_made_alone():
         assert changed == set(before)
     everything = {line.partition(":")[0].partition(".")[2] for line in difference(trials["none"], preset)}
     assert everything == {setting for before in BANDWIDTH_CHANGES.values() for setting in before}
+
+
+def own_trace(folder, columns=RAW, name="home.csv", rows=1500, times=None):
+    """Write a person's trace, as CSV; return its path and what is in it."""
+    table = make_network_trace(3, rows)[list(columns)].reset_index(drop=True)
+    if times is not None:
+        table.insert(0, "time", times[:rows])
+    table.to_csv(folder / name, index=False)
+    return folder / name, table
+
+
+def test_a_trace_of_the_sources_six_columns_is_read_with_its_target(tmp_path):
+    path, table = own_trace(tmp_path, NETWORK)
+    trace = read_trace(path, "home_200ms")
+    assert list(trace.frame) == [*NETWORK, "bandwidth"]
+    assert len(trace.frame) == len(table) - 1, "the last row's bandwidth would be told by the next"
+    np.testing.assert_allclose(trace.frame["bandwidth"], table["prev_bandwidth"][1:])
+    assert set(np.diff(trace.frame.index.asi8)) == {200_000_000}
+    assert not trace.passport.synthetic and "prev_bandwidth of the next row" in " ".join(trace.passport.notes)
+
+
+def test_what_follows_from_the_raw_columns_is_computed(tmp_path):
+    path, table = own_trace(tmp_path)
+    frame = read_trace(path, "home_200ms").frame
+    np.testing.assert_allclose(frame["throughput"], (table.receiving_rate * (1 - table.loss_ratio))[:-1])
+    np.testing.assert_allclose(frame["delay_gradient"][1:], np.diff(table["delay"])[:-1])
+    assert frame["delay_gradient"].iloc[0] == 0
+
+
+def test_rows_near_the_grid_are_put_on_it_and_missing_ones_stay_gaps(tmp_path):
+    times = 1.7e9 + 0.2 * np.arange(1500) + np.random.default_rng(0).uniform(-0.04, 0.04, 1500)
+    times[700:] += 3  # fifteen steps
+    path, _ = own_trace(tmp_path, times=times)
+    trace = read_trace(path, "home_200ms")
+    steps = np.diff(trace.frame.index.asi8) // 200_000_000
+    assert steps[699] == 16 and (np.delete(steps, 699) == 1).all()
+    assert trace.passport.missing == 15 and [gap.bars for gap in trace.passport.gaps] == [15]
+    series = from_trace(trace, TASK)
+    assert series.segment[699] == 0 and series.segment[700] == 1 and series.step_seconds == 0.2
+
+
+@pytest.mark.parametrize(
+    "columns, times, text",
+    [
+        (RAW[:3], None, r"of which .*prev_bandwidth must be there; got delay, loss_ratio, receiving_rate "),
+        (RAW, 1.7e9 + np.arange(1500.0), "a row every 200 ms; got one every 1000 ms"),
+        (RAW, 1.7e9 + 0.2 * np.append(np.arange(1400), 1399 + np.arange(100) / 10), "more, the first at"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_says_why(tmp_path, columns, times, text):
+    path, _ = own_trace(tmp_path, columns, times=times)
+    with pytest.raises(DataError, match=text):
+        read_trace(path, "home_200ms")
+
+
+def test_a_sweep_trains_on_a_persons_traces_with_everything_the_preset_says(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("home.csv", "train.csv"):
+        own_trace(tmp_path / "mine", NETWORK, name)
+    small = ["--epochs", "1", "--set", "steps=2", "--set", "width=8", "--set", "batch=16"]
+    where = ["--files", str(tmp_path / "mine"), "--executor", "local", "--run", str(tmp_path / "run"), "--json"]
+    told = CliRunner().invoke(cli, ["sweep", "--preset", "bandwidth", *where, *small])
+    assert told.exit_code == 0, told.output
+    run = Run(tmp_path / "run")
+    assert sorted(line["series"] for line in run.results()) == ["home_200ms", "train_200ms"]
+    task = run.experiment.task
+    assert dataclasses.replace(TASK) == task and task.ranges and task.weights and len(task.repeats) == 4
+    for line in run.results():
+        assert not line["synthetic"] and line["passport"]["market"] == "network"
+        assert line["test"]["bandwidth"]["level_mae"] > 1e3  # bit/s
+        assert {check.check for check in check_results([line])} >= {"target scale", "first loss", "gradient"}
+
+
+def test_no_trace_is_made_up_unasked(tmp_path):
+    told = CliRunner().invoke(cli, ["sweep", "--preset", "bandwidth", "--run", str(tmp_path / "run")])
+    assert told.exit_code == 2 and "which trace?" in told.output and "--source synthetic" in told.output
+    with pytest.raises(DataError, match="comes from a file of your own"):
+        load_klines(PRESETS["bandwidth"])
+    one = load_klines(vary(PRESETS["bandwidth"], source="synthetic"))["trace_200ms"]
+    assert one.passport.synthetic and from_trace(one, TASK).synthetic
+    path, _ = own_trace(tmp_path)
+    assert list(load_klines(vary(PRESETS["bandwidth"], source="files", files=str(path)))) == ["trace_200ms"]
 
 
 def run(target_scale, epochs):

@@ -152,12 +152,15 @@ def test_errors_say_the_rule():
 def test_the_network_trace_can_be_learnt_once_scaled():
     trace = make_network_trace(seed=0, rows=20_000)
     pd.testing.assert_frame_equal(trace.iloc[:500], make_network_trace(0, 500))
-    assert (trace["loss"].between(0, 1)).all() and (trace > 0).all(axis=None)
+    assert trace["loss_ratio"].between(0, 1).all() and (trace.drop(columns="delay_gradient") > 0).all(axis=None)
+    assert (np.diff(trace.index.asi8) == 200_000_000).all()
+    assert (trace["prev_bandwidth"][1:].to_numpy() == trace["bandwidth"][:-1].to_numpy()).all()
+    assert 0.002 < (trace["loss_ratio"] > 0.01).mean() < 0.05 and trace["loss_ratio"].max() > 0.2
     assert trace["bandwidth"].mean() > 1e6 and trace["delay"].max() > 10_000  # bit/s, and glitches in ms
     congested = trace["bandwidth"] < 0.4 * trace["bandwidth"].median()
     assert 0.01 < congested.mean() < 0.12
     target = trace["bandwidth"].to_numpy()
-    x = np.log(trace[["delay", "jitter", "send_rate", "receive_rate"]].to_numpy())
+    x = np.log(trace[["delay", "receiving_rate", "prev_bandwidth"]].to_numpy())
     t = np.arange(30, len(x) - 1)
     train = int(0.8 * len(t))
     inputs = np.concatenate([x[t - k] for k in range(30)], axis=1)

@@ -77,7 +77,7 @@ def test_nlinear_comes_near_the_least_squares_solution():
     assert found.parameters == 9 * 4 and 1 <= found.best_epoch <= found.epochs <= 10
 
 
-@pytest.mark.parametrize("model", ["dlinear", "segrnn", "gru", "transformer", "bandwidth"])
+@pytest.mark.parametrize("model", ["dlinear", "segrnn", "gru", "transformer"])
 def test_other_models_train_on_tables_too(model):
     frame = table()
     found = run_series(frame, "t", plan(model, frame, epochs=2, width=8, heads=2, layers=1, batch=64), ROWS)
@@ -115,6 +115,8 @@ def test_what_cannot_be_is_said():
         run_series(frame, "t", plan("persistence", frame), (300, 200, 200))
     with pytest.raises(DataError, match="validation split needs at least"):
         run_series(frame, "t", plan("persistence", frame), (300, 8, 200))
+    with pytest.raises(CpbkitError, match=r"bandwidth forecasts a network trace.*sweep --preset bandwidth --files"):
+        plan("bandwidth", frame)
     with pytest.raises(UnknownName, match="model must be a known name; got 'nliner'"):
         plan("nliner", frame)
     with pytest.raises(CpbkitError, match=r"and its options decide .* horizon; got context, target_scale as settings"):

@@ -198,7 +198,7 @@ which_source = _options(
         help="The venue, your own files, or the seeded market.  [default: binance]",
     ),
     click.option(
-        "--files", metavar="PATH", help="Your own bars: a file, a folder or a 'pattern*.csv', in any usual layout."
+        "--files", metavar="PATH", help="Your own bars: a file, a folder or a 'pattern*.csv', in any usual layout; or traces."
     ),
     click.option(
         "--venue",
@@ -256,6 +256,24 @@ def vary_as_told(experiment: Experiment, settings: dict) -> Experiment:
 def experiment_of(preset: str, settings: dict, **given) -> Experiment:
     """Return the preset with what was given on the command line; what is None was not given."""
     experiment = vary_as_told(find_preset(preset), merge_settings(settings, **given))
+    if experiment.data.market == "network":
+        return _with_traces(experiment)
     if experiment.data.source == "binance" and not (experiment.data.start and experiment.data.end):
         raise click.UsageError("which days? Such as --start 2025-03-01 --end 2025-06-30")
+    return experiment
+
+
+def _with_traces(experiment: Experiment) -> Experiment:
+    """Return the experiment over every trace of its file or folder, a model each."""
+    data = experiment.data
+    if data.source == "binance":
+        raise click.UsageError(
+            f"which trace? {experiment.preset} forecasts network traces: --files trace.csv, or a folder of them, with "
+            f"the columns {', '.join(experiment.task.features)} and a row every 200 ms; or --source synthetic for a "
+            "made-up one"
+        )
+    if data.source == "files" and data.symbols == PRESETS["bandwidth"].data.symbols:
+        from cpbkit.data.traces import find_traces
+
+        return vary(experiment, symbols=tuple(find_traces(data.files)))
     return experiment

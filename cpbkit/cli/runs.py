@@ -112,6 +112,8 @@ def smoke(as_json, **given):
 
     bars = {"source": "synthetic", "symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("15m",)}
     experiment = experiment_of(**given, **bars, start="2025-01-01", end="2025-02-28")
+    if experiment.data.market == "network":
+        raise click.UsageError(f"something is planted in bars alone; {experiment.preset} forecasts network traces")
     with status_line() as say, tempfile.TemporaryDirectory() as folder:
         say("learning one batch by heart")
         series, _ = prepare(experiment, load_klines(experiment, say))

@@ -26,7 +26,7 @@ class Data:
     source: str = "binance"  # binance | files | synthetic | given (as frames, in Python)
     files: str = ""  # file, folder or pattern of own bars, in any type and layout that read_files knows
     venue: str = ""  # of own bars: binance (its halts and listings), other, or "" for what their names say
-    market: str = "spot"  # spot | um (USD-M futures)
+    market: str = "spot"  # spot | um (USD-M futures) | network (traces of a connection, in files, instead of bars)
     symbols: tuple[str, ...] = SYMBOLS  # exchange symbols; of own bars () is all that is there
     intervals: tuple[str, ...] = ("15m", "1h")  # bar lengths; of own bars () is all that is there
     series: tuple[str, ...] = ()  # of own bars: those that are there; () is each symbol at each interval
@@ -40,7 +40,7 @@ class Data:
         check_name("venue", self.venue, ("", "binance", "other"))
         if (self.source == "files") != bool(self.files):
             raise CpbkitError(f"source 'files' goes with where the files are; got {self.source!r}, {self.files!r}")
-        check_name("market", self.market, ("spot", "um"))
+        check_name("market", self.market, ("spot", "um", "network"))
         if self.source != "files" and not (self.symbols and self.intervals):
             raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")
         for name in (*self.symbols, *self.intervals, *self.series):  # they become names of files

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Experiment, Model, Task, Training, read_experiment, vary
+from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Data, Experiment, Model, Task, Training, read_experiment, vary
 from cpbkit.errors import check_name
 
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
@@ -16,10 +16,21 @@ V8_FEATURES = OHLC_RETURNS + tuple(
     "rsi macd_rel macd_signal_rel roc bb_upper_rel bb_lower_rel bb_width bb_position volatility atr_rel"
     " volume_norm".split()
 )
-NETWORK = ("delay", "jitter", "loss", "send_rate", "receive_rate", "bandwidth")  # of synthetic.make_network_trace
+# A network trace, a row every 200 ms: ms, share, bit/s, bit/s, ms, bit/s.
+NETWORK = ("delay", "loss_ratio", "receiving_rate", "prev_bandwidth", "delay_gradient", "throughput")
+NETWORK_RANGES = (
+    ("delay", 0.0, 10_000.0),
+    ("loss_ratio", 0.0, 1.0),
+    ("delay_gradient", -2_000.0, 2_000.0),
+    *((rate, 0.0, 10e6) for rate in ("receiving_rate", "prev_bandwidth", "throughput", "bandwidth")),
+)
+LOSSES = (0.2, 0.1, 0.05, 0.01)  # of the next row, above which a window is repeated
 
-RATES = tuple((rate, 0.0, 10e6) for rate in ("send_rate", "receive_rate", "bandwidth"))  # bit/s
-NETWORK_RANGES = (("delay", 0.0, 10_000.0), ("jitter", 0.0, 3_000.0), ("loss", 0.0, 1.0), *RATES)
+
+def repeat_losses(*times: int) -> tuple[tuple[str, float, int], ...]:
+    """Return how often windows are repeated before heavy losses, and before lighter ones."""
+    return tuple(("loss_ratio", bound, count) for bound, count in zip(LOSSES, times, strict=True))
+
 
 ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
 # Keras lowers the rate at the 8th epoch without a better one, torch after the 8th.
@@ -130,10 +141,12 @@ PRESETS: dict[str, Experiment] = {
         model=Model(name="bilstm_dense", width=256, dropout=0.3),
         training=Training(epochs=150, batch=32, clip_value=1.0, min_learning_rate=1e-7, **KERAS_PLATEAU),
     ),
-    # bcgcc, the settings after its FIX_SUMMARY.md; for a network trace, not for bars. It repeated whole files that have
-    # losses, 5 to 10 times, in validation and test too; here the windows with losses are, in train alone.
+    # bcgcc, the settings that its FIX_SUMMARY.md names; for network traces, not for bars. It repeated four files, those
+    # with losses, the one with the most of them most often, in validation and test too. A trace of yours has none of
+    # these names: the windows are repeated whose next row loses so much, in train alone.
     "bandwidth": Experiment(
         preset="bandwidth",
+        data=Data(market="network", symbols=("trace",), intervals=("200ms",)),
         task=Task(
             context=10,
             horizon=1,
@@ -143,8 +156,8 @@ PRESETS: dict[str, Experiment] = {
             validation=0.1,
             target_scale="range",
             ranges=NETWORK_RANGES,
-            weights=(("loss", 0.01, 10.0), ("delay", 300.0, 5.0)),
-            repeats=(("loss", 0.01, 5),),
+            weights=(("loss_ratio", 0.01, 10.0), ("delay", 300.0, 5.0)),
+            repeats=repeat_losses(10, 5, 5, 5),
         ),
         model=Model(name="lstm_dense", width=128, layers=2, dropout=0.2),
         training=Training(
@@ -195,8 +208,8 @@ BANDWIDTH_CHANGES = {
     "a wider range of the delay": {"ranges": (("delay", 0.0, 5_000.0), *NETWORK_RANGES[1:])},
     "inputs clipped to their range": {"clip_ranges": False, "input_clip": 1e9},
     "a lower learning rate": {"learning_rate": 1e-3},
-    "smaller weights": {"weights": (("loss", 0.01, 50.0), ("delay", 300.0, 10.0))},
-    "fewer repeats": {"repeats": (("loss", 0.01, 30),)},
+    "smaller weights": {"weights": (("loss_ratio", 0.01, 50.0), ("delay", 300.0, 10.0))},
+    "fewer repeats": {"repeats": repeat_losses(50, 30, 30, 20)},
     "a smaller batch": {"batch": 512},
     "a scaled target": {"target_scale": "none"},
     "fewer loaders": {},

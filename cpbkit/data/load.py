@@ -8,6 +8,8 @@ from cpbkit.config.experiment import Data, Experiment
 from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.klines import Klines
+from cpbkit.data.traces import Trace, load_traces
+from cpbkit.data.traces import Trace, load_traces
 from cpbkit.errors import DataError
 from cpbkit.quantities import downloaded
 
@@ -25,12 +27,14 @@ def open_files(experiment: Experiment) -> files.Found:
 
 def load_klines(
     experiment: Experiment, tell: Callable[[str], None] = lambda text: None, found: files.Found | None = None
-) -> dict[str, Klines]:
+) -> dict[str, Klines | Trace]:
     """Get the bars of an experiment from its source, and context beside them; `tell` hears what is going on.
 
     found: its own files, where they have been opened already.
     """
     data = experiment.data
+    if data.market == "network":
+        return load_traces(data, tell)
     if data.source == "synthetic":
         tell("making the seeded market")
         bars = synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)

@@ -81,40 +81,45 @@ def make_market(
 
 
 def make_network_trace(seed: int, rows: int) -> pd.DataFrame:
-    """Draw what a sender of video sees of its link, a row a second, with the link's bandwidth (bit/s) as the target.
+    """Draw what a sender of video sees of its link, a row every 200 ms, with the link's bandwidth as the target.
 
-    Columns: delay (ms, with rare glitches far out), jitter (ms), loss (share), send_rate and receive_rate (bit/s),
-    bandwidth (bit/s; about one second in twenty is congested). The target is of order 1e6, so it must be scaled.
+    Columns: delay (ms, with rare glitches far out), loss_ratio, receiving_rate, prev_bandwidth (of the row before),
+    delay_gradient (ms from the row before), throughput (received and not lost) and bandwidth, all rates in bit/s.
+    About one row in twenty is congested. The target is of order 1e6, so it must be scaled.
     """
+    step = 0.2  # seconds
 
     def draw(what):
         return _draw(seed, f"network/{what}")
 
-    slow = _autoregression(draw("bandwidth").normal(size=rows), 0.98)
-    begins = draw("congestion").random(rows) < 1 / 400
-    left = scipy.signal.lfilter([1.0], [1.0, -0.92], begins.astype(float))  # each fades over some twenty seconds
+    slow = _autoregression(draw("bandwidth").normal(size=rows), 0.98**step)
+    begins = draw("congestion").random(rows) < step / 400
+    left = scipy.signal.lfilter([1.0], [1.0, -(0.92**step)], begins.astype(float))  # each fades over some 20 seconds
     capacity = 3e6 * np.exp(0.45 * slow - 1.6 * np.minimum(left, 1.0))
     bandwidth = capacity * np.exp(0.2 * draw("flicker").normal(size=rows))
 
-    known = np.append(bandwidth[:1], bandwidth)[:rows]  # the sender learns late, and smooths
-    known = scipy.signal.lfilter([0.4], [1.0, -0.6], known, zi=0.6 * known[:1])[0] if rows else known
+    late, keep = round(1 / step), 0.6**step  # the sender learns a second late, and smooths
+    known = np.append(np.repeat(bandwidth[:1], late), bandwidth)[:rows]
+    known = scipy.signal.lfilter([1 - keep], [1.0, -keep], known, zi=keep * known[:1])[0] if rows else known
     send = 0.9 * known * np.exp(0.08 * draw("send").normal(size=rows))
-    backlog = np.cumsum(send - bandwidth)
+    backlog = np.cumsum(send - bandwidth) * step
     queue = backlog - np.minimum.accumulate(np.minimum(backlog, 0.0))  # bits that wait (Lindley 1952)
-    lost = np.clip((queue - 4.0 * capacity) / send, 0.0, 0.6)
+    lost = np.clip((queue / capacity - 4.0) / 4.0, 0.0, 0.6)
     delay = 40.0 + 1e3 * np.minimum(queue / capacity, 4.0) + draw("delay").gamma(2.0, 3.0, rows)
-    jitter = np.abs(np.diff(delay, prepend=delay[:1])) + draw("jitter").gamma(2.0, 1.0, rows)
     glitch = draw("glitch").random(rows) < 1 / 5000
+    delay = np.where(glitch, 1e3 * draw("size").uniform(10, 455, rows), delay)
+    received, lost = np.minimum(send * (1.0 - lost), bandwidth), lost + 0.002 * draw("loss").random(rows)
     return pd.DataFrame(
         {
-            "delay": np.where(glitch, 1e3 * draw("size").uniform(10, 455, rows), delay),
-            "jitter": jitter,
-            "loss": lost + 0.002 * draw("loss").random(rows),
-            "send_rate": send,
-            "receive_rate": np.minimum(send * (1.0 - lost), bandwidth),
+            "delay": delay,
+            "loss_ratio": lost,
+            "receiving_rate": received,
+            "prev_bandwidth": np.append(bandwidth[:1], bandwidth)[:rows],
+            "delay_gradient": np.diff(delay, prepend=delay[:1]),
+            "throughput": received * (1.0 - lost),
             "bandwidth": bandwidth,
         },
-        index=pd.date_range("2025-01-01", periods=rows, freq="s", tz="UTC", name="time", unit="ns"),
+        index=pd.date_range("2025-01-01", periods=rows, freq="200ms", tz="UTC", name="time", unit="ns"),
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # windows needs torch, these forecasts do not
 
 log = logging.getLogger(__name__)
 
-DAY = 86_400  # seconds
+DAY, SECOND_NS = 86_400, 1_000_000_000  # seconds; ns
 LAGS = 48  # of ridge_ar
 PENALTIES = (*np.logspace(-6, 2, 17), 1e6)  # of ridge_ar, a row and lag; the last leaves only the mean
 DECAYS = (0.5, 0.7, 0.8, 0.9, 0.94, 0.97, 0.99)  # of ewma; 0.94 is RiskMetrics' daily constant
@@ -101,7 +101,7 @@ def _drift(series, k, origins, horizon, train_end):
 
 def _seasonal(days: int):
     def forecast(series, k, origins, horizon, train_end):
-        period, rest = divmod(days * DAY, series.step_seconds)
+        period, rest = divmod(days * DAY * SECOND_NS, series.step_ns)
         if rest or period < 2:
             return np.full((len(origins), horizon), np.nan)
         ahead = np.arange(1, horizon + 1)
@@ -118,7 +118,7 @@ def _seasonal(days: int):
 
 def _rows_at(series, origins, bars) -> tuple[np.ndarray, np.ndarray]:
     """Find the rows `bars` (H,) bars from each origin, (W, H), and which exist; by time: gaps shift rows."""
-    wanted = series.times[origins][:, None] + bars * np.timedelta64(series.step_seconds, "s")
+    wanted = series.times[origins][:, None] + bars * np.timedelta64(series.step_ns, "ns")
     rows = np.searchsorted(series.times, wanted).clip(max=len(series.times) - 1)
     return rows, series.times[rows] == wanted
 
@@ -146,7 +146,7 @@ def _har(series, k, origins, horizon, train_end):
 
     Over 1, 5 and 22 bars in place of his days, and over one day, the strongest rhythm of an intraday level.
     """
-    spans = sorted({s for s in (1, 5, 22, DAY // series.step_seconds) if 1 <= s <= train_end // 10})
+    spans = sorted({s for s in (1, 5, 22, DAY * SECOND_NS // series.step_ns) if 1 <= s <= train_end // 10})
     level = series.levels[:, k]
     running = np.concatenate([[0.0], np.cumsum(level - level[:train_end].mean())])
     design = np.full((len(level), len(spans)), np.nan)

@@ -17,6 +17,7 @@ from cpbkit.config.experiment import Experiment
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines, open_files
+from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.hardware import provenance
 from cpbkit.hardware.monitor import Monitor
@@ -26,7 +27,7 @@ from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, RunFolder
 from cpbkit.runs.plan import Plan, find_places, make_plan
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
-from cpbkit.windows.series import Series, from_klines
+from cpbkit.windows.series import Series, from_klines, from_trace
 from cpbkit.windows.splits import split
 
 STATUS_SECONDS = 1.0  # at most, while anything is heard, between two words left for `cpbkit status`
@@ -208,12 +209,13 @@ def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[s
     return replace(plan, units=[*plan.units, *make(fresh).units]) if fresh else plan
 
 
-def prepare(experiment: Experiment, bars: dict[str, Klines]) -> tuple[dict[str, Series], dict[str, str]]:
+def prepare(experiment: Experiment, bars: dict[str, Klines | Trace]) -> tuple[dict[str, Series], dict[str, str]]:
     """Return the series that can be trained, and why the others cannot."""
     series, failed = {}, {}
+    make = from_trace if experiment.data.market == "network" else from_klines
     for name in (name for name in experiment.series if name in bars):
         try:
-            one = from_klines(bars[name], experiment.task)
+            one = make(bars[name], experiment.task)
             split(one, experiment.task)
             series[name] = one
         except DataError as error:

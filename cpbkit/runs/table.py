@@ -74,6 +74,11 @@ def plan_series(
     """
     check_name("model", model, CHOICES)
     base = Experiment(preset=model, model=Model(name=model)) if model == PERSISTENCE else PRESETS[model]
+    if base.data.market == "network":
+        raise CpbkitError(
+            f"{model} forecasts a network trace, with ranges, weights and repeats of its own: "
+            f"`cpbkit sweep --preset {model} --files trace.csv`"
+        )
     if model in ("nlinear", "dlinear"):
         base = dataclasses.replace(base, training=LTSF)  # a table need not wander
     columns = tuple(columns)
@@ -81,8 +86,7 @@ def plan_series(
     task |= {"context": context, "horizon": horizon}
     if twice := sorted(task.keys() & settings.keys()):
         raise CpbkitError(f"the table and its options decide {', '.join(task)}; got {', '.join(twice)} as settings too")
-    own = {"weights": (), "repeats": (), "ranges": ()}  # a preset's are of columns that this table need not have
-    return vary(base, **{**task, **own, "purge": 0, "input_clip": math.inf, **settings})
+    return vary(base, **{**task, "purge": 0, "input_clip": math.inf, **settings})
 
 
 def run_series(

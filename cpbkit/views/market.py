@@ -10,6 +10,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.data.klines import INTERVAL_SECONDS, Gap, Klines, Passport, split_name
+from cpbkit.data.traces import STEP_NS
 from cpbkit.errors import DataError
 from cpbkit.quantities import amount, counted
 from cpbkit.views.style import (
@@ -154,6 +155,8 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
 
 
 def _step(passport: Passport) -> pd.Timedelta:
+    if passport.market == "network":
+        return pd.Timedelta(STEP_NS, "ns")
     return pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(passport.series)[1]])
 
 

@@ -1,14 +1,15 @@
 """One series as columns: what goes in, and what is to be forecast."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
 from cpbkit import indicators
 from cpbkit.config.experiment import OHLC, Task
-from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name
+from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, split_name
+from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, check_name
 
 # What a target is: the column its level comes from, whether the origin is the last close or its own
@@ -27,7 +28,7 @@ class Series:
 
     name: str  # BTCUSDT_15m
     times: np.ndarray  # (N,) datetime64[ns], UTC bar starts
-    step_seconds: int  # bar length
+    step_seconds: float  # bar length
     inputs: np.ndarray  # (N, C) float64, unscaled
     features: tuple[str, ...]  # C names
     levels: np.ndarray  # (N, K) float64: log price, log volatility, or a table's own value
@@ -39,10 +40,15 @@ class Series:
     segment: np.ndarray = field(init=False)  # (N,) int64: rows without a gap between them share a number
 
     def __post_init__(self):
-        steps = np.diff(self.times).astype("timedelta64[s]").astype(np.int64)
+        steps = np.diff(self.times).astype("timedelta64[ns]").astype(np.int64)
         if len(steps) and steps.min() <= 0:
             raise DataError(f"times of {self.name} must increase; row {int(np.argmin(steps)) + 1} does not")
-        object.__setattr__(self, "segment", np.concatenate([[0], np.cumsum(steps != self.step_seconds)]))
+        object.__setattr__(self, "segment", np.concatenate([[0], np.cumsum(steps != self.step_ns)]))
+
+    @property
+    def step_ns(self) -> int:
+        """The bar length in ns."""
+        return round(self.step_seconds * SECOND_NS)
 
     def __len__(self) -> int:
         return len(self.times)
@@ -92,6 +98,12 @@ def from_klines(klines: Klines, task: Task) -> Series:
     )
 
 
+def from_trace(trace: Trace, task: Task) -> Series:
+    """Build the columns of a task from a network trace; the bandwidth is forecast in bit/s."""
+    series = from_table(trace.passport.series, trace.frame, task.features, task.targets)
+    return replace(series, synthetic=trace.passport.synthetic)
+
+
 def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets: Sequence[str]) -> Series:
     """Build a series from any time series table; its targets are forecast in their own unit.
 
@@ -107,12 +119,12 @@ def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets:
         times = table.index.tz_localize(None).to_numpy("datetime64[ns]")
     else:
         times = np.datetime64(0, "ns") + np.arange(len(table)) * np.timedelta64(1, "s")
-    step = np.diff(times).astype("timedelta64[s]").astype(np.int64)
+    step = np.diff(times).astype(np.int64)
     levels = table[list(targets)].to_numpy(np.float64)
     return Series(
         name=name,
         times=times,
-        step_seconds=int(np.median(step)) if len(step) else 1,
+        step_seconds=float(np.median(step)) / SECOND_NS if len(step) else 1,
         inputs=table[list(features)].to_numpy(np.float64),
         features=tuple(features),
         levels=levels,
