@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from cpbkit.config import own
-from cpbkit.config.experiment import Experiment, from_dict
+from cpbkit.config.experiment import Experiment, Task, from_dict
 from cpbkit.data import binance, files, synthetic
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
+from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.training import checkpoint
 from cpbkit.windows.scaling import Scaler
-from cpbkit.windows.series import Series, from_klines
+from cpbkit.windows.series import Series, from_klines, from_trace
 
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
-Bars = Klines | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
+Bars = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
     """
     data, task = models[0].experiment.data, models[0].experiment.task
     now = now or pd.Timestamp.now("UTC")
-    if data.source in ("files", "given"):
-        origin = "read from own files" if data.source == "files" else "given as frames"
+    if data.source in ("files", "given") or data.market == "network":
+        origin = "given as frames" if data.source == "given" else "read from own files"
         raise DataError(f"the bars of {models[0].series} were {origin}; give the newest ones too")
     names = [split_name(model.series) for model in models]
     found: dict[str, Klines] = {}
@@ -170,6 +171,9 @@ def forecast(
 def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
     """Return the columns of the given bars, of which the last `context` rows are what the model sees."""
     task = model.experiment.task
+    if model.experiment.data.market == "network":
+        trace = read_trace(given, model.series) if isinstance(given, str | os.PathLike) else given
+        return _whole_context(from_trace(trace, task), task, len(trace.frame))
     klines = given
     if isinstance(given, str | os.PathLike):
         klines = files.read_klines(given, model.series)
@@ -180,17 +184,21 @@ def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
     step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(model.series)[1]])
     if klines.passport.unfinished or klines.frame.index[-1] + step > now:
         raise DataError(f"{model.series}: every bar must be closed by {now:%Y-%m-%d %H:%M} UTC; drop the last one")
-    series = from_klines(klines, task)
+    return _whole_context(from_klines(klines, task), task, len(klines.frame))
+
+
+def _whole_context(series: Series, task: Task, rows: int) -> Series:
+    """Return the series if its last rows are a context. Errors: DataError for too few of them, or a gap."""
     together = int((series.segment == series.segment[-1]).sum())
     if len(series) < task.context:
         raise DataError(
-            f"{model.series}: a forecast needs {task.context} bars after the indicators' warm-up; "
-            f"got {len(series)} from {len(klines.frame)} bars. Give a longer range"
+            f"{series.name}: a forecast needs {task.context} bars after the indicators' warm-up; "
+            f"got {len(series)} from {rows} bars. Give a longer range"
         )
     if together < task.context:
         gap = series.times[-together]
         raise DataError(
-            f"{model.series}: the last {task.context} bars must be without a gap; "
+            f"{series.name}: the last {task.context} bars must be without a gap; "
             f"bars are missing before {gap.astype('datetime64[m]')!s}"
         )
     return series
@@ -214,7 +222,7 @@ def _compute(models: Sequence[TrainedModel], columns: Sequence[Series]) -> np.nd
 def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
     """Turn y (H, K) of the last row into levels, prices where y is a log change, with their interval."""
     back = np.exp if series.unit == "bp" else np.asarray
-    anchor, step = series.anchors[-1], np.timedelta64(series.step_seconds, "s")
+    anchor, step = series.anchors[-1], np.timedelta64(series.step_ns, "ns")
     half = np.full_like(y, np.nan)
     for head, known in model.intervals.items():
         half[:, [k for k, owner in enumerate(series.heads) if owner == head]] = known["half_width"]
