@@ -198,7 +198,9 @@ which_source = _options(
         help="The venue, your own files, or the seeded market.  [default: binance]",
     ),
     click.option(
-        "--files", metavar="PATH", help="Your own bars: a file, a folder or a 'pattern*.csv', in any usual layout; or traces."
+        "--files",
+        metavar="PATH",
+        help="Your own bars: a file, a folder or a 'pattern*.csv', in any usual layout; or traces.",
     ),
     click.option(
         "--venue",

@@ -9,7 +9,6 @@ from cpbkit.data import binance, files, synthetic, yahoo
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.klines import Klines
 from cpbkit.data.traces import Trace, load_traces
-from cpbkit.data.traces import Trace, load_traces
 from cpbkit.errors import DataError
 from cpbkit.quantities import downloaded
 

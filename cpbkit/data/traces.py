@@ -10,9 +10,9 @@ import pandas as pd
 
 from cpbkit.config.experiment import Data
 from cpbkit.config.presets import NETWORK
-from cpbkit.data.files import read_table
 from cpbkit.data.klines import Gap, Passport, stamp
 from cpbkit.data.synthetic import make_network_trace
+from cpbkit.data.tables import read_table
 from cpbkit.errors import DataError
 
 STEP_NS = 200_000_000
