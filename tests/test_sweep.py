@@ -319,23 +319,33 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install cpbkit[ray]")
     from ray.cluster_utils import Cluster
 
-    # Many seconds of work for a unit: both nodes are at it when one of them goes.
-    experiment = vary(TINY, epochs=25, patience=25)
+    def warm():
+        from cpbkit.runs import worker  # noqa: F401  so that both nodes begin at once
+
+    experiment = vary(TINY, epochs=25, patience=25)  # seconds of work for a unit
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         second = cluster.add_node(num_cpus=1)
-        lost = []
+        before, done, fell = {}, [], set()  # shares when the node goes, results by then, and who began again after it
 
         def hear(state):
-            if (state.running.keys() == set(TINY.series) or state.done) and not lost:
-                lost.append(second)
+            shares = {name: one["share"] for name, one in state.running.items()}
+            if before:
+                fell.update(name for name, share in shares.items() if share < before[name])
+            elif shares.keys() == set(TINY.series) and min(shares.values()) > 0.1:
+                assert not ray.available_resources().get("CPU", 0), "both nodes must be at work"
+                before.update(shares)
+                done.append(state.done)
                 cluster.remove_node(second)
 
-        (tmp_path / "local/progress").mkdir(parents=True)
+        ray.init(cluster.address, log_to_driver=False, logging_level="warning")
+        ray.get([ray.remote(num_cpus=1)(warm).remote() for _ in range(2)])
         sweep(experiment, tmp_path / "ray", executor="ray", address=cluster.address, on_progress=hear)
-        assert lost
         plan = (tmp_path / "ray/progress/plan.json").read_text()
-        assert len(json.loads(plan)["units"]) > 1
+        units = json.loads(plan)["units"]
+        assert done == [0], "the node must go while units are at work"
+        assert len(units) == 2 and sorted(fell) in map(sorted, units), "one unit must have been lost with it"
+        (tmp_path / "local/progress").mkdir(parents=True)
         (tmp_path / "local/progress/plan.json").write_text(plan)
         sweep(experiment, tmp_path / "local", executor="local")
         assert_same_run(tmp_path / "ray", tmp_path / "local")
