@@ -1,0 +1,138 @@
+"""What a person sees of a sweep in a notebook: every message that a real kernel sends to the page, with its time."""
+
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+SETUP = """
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.runs import sweep as runs
+from cpbkit.views import live as views
+from cpbkit.views.live import live
+
+views.BEAT = views.PERIOD = 0.1  # a small sweep has the states of a large one
+experiment = vary(
+    PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-01-31", epochs=15, patience=15,
+    symbols=("BTC", "ETH", "BNB"), intervals=("1h",),
+)
+"""
+SWEEP = "runs.sweep(experiment, 'run', executor='local', on_progress=live(experiment)); print('through')"
+LONGEST = 120  # s of a cell
+
+
+class Page:
+    """A kernel, and what a page that is connected to it hears."""
+
+    def __init__(self, folder):
+        self.manager, self.client = start_new_kernel(cwd=str(folder))
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+    def kill(self):
+        """Kill the kernel and start it anew, as a page does whose machine was taken away."""
+        self.manager.restart_kernel(now=True)
+        self.client.wait_for_ready(timeout=LONGEST)
+
+    def run(self, code, act=None, when=lambda shown: False, until=lambda shown: False):
+        """Run a cell, `act` once it has shown `when`, and return what it showed until it ended, or `until`."""
+        shown = SimpleNamespace(states={}, texts="", errors=[], parents=set(), id=self.client.execute(code))
+        deadline = time.monotonic() + LONGEST
+        while not until(shown):
+            message = self.client.get_iopub_msg(timeout=max(0, deadline - time.monotonic()))
+            kind, content, parent = message["msg_type"], message["content"], message["parent_header"].get("msg_id")
+            if kind == "status" and content["execution_state"] == "idle" and parent == shown.id:
+                break
+            if kind == "stream":
+                shown.texts += content["text"]
+            elif kind == "error":
+                shown.errors.append(content["ename"])
+            elif kind in ("display_data", "update_display_data"):
+                shown.parents.add(parent)
+                states = shown.states.setdefault(content["transient"]["display_id"], [])
+                assert bool(states) == (kind == "update_display_data")
+                states.append((time.monotonic(), content["data"]))
+            if act and when(shown):
+                act = act()
+        return shown
+
+    def run_beside(self, code):
+        """Run code in a subshell, beside the cell that runs, as pages do for their widgets."""
+        session, control = self.client.session, self.client.control_channel
+        control.send(session.msg("create_subshell_request"))
+        reply = control.get_msg(timeout=LONGEST)
+        message = session.msg("execute_request", {"code": code, "silent": False})
+        message["header"]["subshell_id"] = reply["content"]["subshell_id"]
+        self.client.shell_channel.send(message)
+
+
+@pytest.fixture
+def page(tmp_path):
+    page = Page(tmp_path)
+    yield page
+    page.close()
+
+
+def lines(shown):
+    line, _ = shown.states.values()
+    return [data["text/plain"] for _, data in line]
+
+
+def pictures(shown):
+    _, picture = shown.states.values()
+    return [data["text/html"] for _, data in picture]
+
+
+def share(line):
+    return int(re.search(r"(\d+) %", line)[1])
+
+
+def words(shown):
+    """What the last state of the line says, "" before there is one."""
+    return lines(shown)[-1] if len(shown.states) == 2 else ""
+
+
+@pytest.mark.slow
+def test_a_sweep_moves_to_its_end_and_after_a_kill_begins_with_what_is_done(page):
+    one_each = SETUP + "from cpbkit.runs import plan; plan._cut = lambda names, size: [[name] for name in names]\n"
+    page.run(one_each)
+    begun = page.run(SWEEP, until=lambda shown: words(shown).startswith("1 of 3 done"))
+    assert lines(begun)[0].startswith("0 of 3 done  ·  0 %") and "3 waiting" in pictures(begun)[0]
+    page.kill()
+    page.run(one_each)
+    ended = page.run(SWEEP)
+    first, last = lines(ended)[0], lines(ended)[-1]
+    assert re.match("[12] of 3 done  ·  (33|66)", first), first
+    assert re.search("[12] done", pictures(ended)[0]) and pictures(ended)[0].count("<polyline") >= 2
+    assert last.startswith("3 of 3 done  ·  100 %") and ended.texts == "through\n" and not ended.errors
+    for shown in (begun, ended):
+        assert shown.parents == {shown.id}  # nothing lands in another cell
+        training = [line for line in lines(shown) if re.search(r"s left  ·  \d.* samples/s", line)]
+        assert len({share(line) for line in training}) >= 5
+        shares = [share(line) for line in lines(shown)]
+        assert shares == sorted(shares)
+    assert len({share(line) for line in lines(begun) + lines(ended)}) >= 10
+    epochs = [re.findall(r">epoch (\d+)<", html) for html in pictures(begun) + pictures(ended)]
+    assert len({tuple(found) for found in epochs}) >= 5  # the picture follows, not the line alone
+    drawn = pictures(ended)[-1]
+    assert "3 done<" in drawn and drawn.count("<polyline") == 6
+    assert len(re.findall('<span class="cpb-[a-z]+">(BEATS|TIES|LOSES|TOO FEW)', drawn)) == 3
+
+    again = page.run(SWEEP)  # finished: it begins with what is done, and that is the end
+    assert {line.partition("  ·  ")[0] for line in lines(again)} == {"3 of 3 done"} and not again.errors
+    assert {html.count("<polyline") for html in pictures(again)} == {6}
+
+
+@pytest.mark.slow
+def test_the_heartbeat_lands_in_its_cell_while_a_subshell_runs_another(page):
+    page.run(SETUP + "import time; from cpbkit.runs.progress import State; views.SILENCE = 0.5")
+    code = "live(experiment)(State(experiment, 3)); time.sleep(4)"
+    shown = page.run(code, act=lambda: page.run_beside("print('beside')"), when=lambda shown: words(shown))
+    assert shown.texts == "beside\n" and not shown.errors
+    assert len(lines(shown)) >= 10 and re.search(r"nothing new for [1-4] s", lines(shown)[-2])
+    assert shown.parents == {shown.id}
