@@ -274,8 +274,8 @@ def _with_traces(experiment: Experiment) -> Experiment:
             f"the columns {', '.join(experiment.task.features)} and a row every 200 ms; or --source synthetic for a "
             "made-up one"
         )
-    if data.source == "files" and data.symbols == PRESETS["bandwidth"].data.symbols:
-        from cpbkit.data.traces import find_traces
+    if data.source == "files":
+        from cpbkit.data.traces import INTERVAL, find_traces
 
-        return vary(experiment, symbols=tuple(find_traces(data.files)))
+        return vary(experiment, symbols=data.symbols or tuple(find_traces(data.files)), intervals=(INTERVAL,))
     return experiment

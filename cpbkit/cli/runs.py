@@ -84,7 +84,7 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, as_json,
 
 def open_own(experiment: Experiment):
     """Open the own files of an experiment and list them; return it with their series, and what gives their bars."""
-    if experiment.data.source != "files":
+    if experiment.data.source != "files" or experiment.data.market == "network":
         return experiment, None
     from cpbkit.data.load import load_klines, open_files
 
