@@ -259,10 +259,12 @@ def test_indicators_without_ta_lib_say_so(monkeypatch):
     assert "ratio" not in document and "Not compared: TA-Lib is not installed" in "\n".join(indicators.render(document))
 
 
-def test_the_doctor_is_scored_in_simulation_and_says_so(monkeypatch):
-    monkeypatch.setattr(doctor, "QUICK_LOOPS", 3)
+def test_the_doctor_is_scored_through_the_public_door(monkeypatch, tmp_path):
+    (tmp_path / "idle.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\nx = 1\n")
+    monkeypatch.setattr(doctor, "OWN_LOOPS", tmp_path)
+    monkeypatch.setattr(doctor, "STEPS", 30)
     text = report.render(doctor.bench_doctor(quick=True))
-    assert "simulated loops" in text and "no GPU was measured" in text
+    assert "0 of 1 faults named" in text and "times as long under the watch" in text
 
 
 def peer_rows(preset="quick"):

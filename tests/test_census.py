@@ -1,17 +1,12 @@
 """Counting calls, FLOP and what stays alive; and the oracle of the recurrent paths."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
+from toys import WrittenLSTM
 
 from cpbkit.gpu_check.census import Census
-from cpbkit.gpu_check.faults import WrittenLSTM, make_toy
-from cpbkit.gpu_check.numbers import Numbers
-from cpbkit.gpu_check.preflight import CALL, preflight, recurrences_as_leaves
-from cpbkit.gpu_check.rnn_path import Path, Recurrence, count_kernels, predict_path, read_path
-from cpbkit.gpu_check.step import Step
+from cpbkit.gpu_check.rnn_path import Path, Recurrence, predict_path, read_path
 from cpbkit.hardware.chips import CHIPS
 
 
@@ -24,45 +19,14 @@ def test_views_cost_nothing_and_products_are_counted():
     assert census.waits == []
 
 
-def test_flop_of_an_lstm_step_are_the_formula():
-    # 4 gates, hidden x (inputs + hidden) each, two FLOP a product, three sweeps: forward and twice back.
-    formula = 3 * 2 * 4 * 64 * (8 + 64) * 64 * 120
-    for device in ("cpu", "meta"):
-        layer, x = nn.LSTM(8, 64, batch_first=True, device=device), torch.zeros(64, 120, 8, device=device)
-        census = Census()
-        with recurrences_as_leaves(census, CHIPS["T4"]), census:
-            layer(x)[0].sum().backward()
-        assert sum(flop for flop, _ in census.costs) == pytest.approx(formula, rel=1e-3)
-        assert census.recurrences == [Recurrence("lstm", 64, 8, 1, False, "float32", False, 0, 64, 120)]
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("settings", [{}, {"bidirectional": True, "num_layers": 2}, {"batch_first": False}])
-def test_a_leaf_has_the_shapes_of_the_layer(kind, settings):
-    layer = kind(3, 5, **({"batch_first": True} | settings))
-    x = torch.randn(2, 7, 3)
-    expected, state = layer(x)
-    census = Census()
-    with recurrences_as_leaves(census, CHIPS["T4"]), census:
-        out, leaf_state = layer(x)
-        out.sum().backward()
-    r = census.recurrences[0]
-    assert (r.batch, r.length) == ((2, 7) if layer.batch_first else (7, 2))
-    assert out.shape == expected.shape
-    pairs = zip(state, leaf_state, strict=True) if kind is nn.LSTM else [(state, leaf_state)]
-    assert all(a.shape == b.shape for a, b in pairs)
-    assert all(p.grad is not None for p in layer.parameters())
-    assert kind.forward is not recurrences_as_leaves and torch.equal(layer(x)[0], expected)
-
-
-def test_a_written_cell_asks_hundreds_of_times_more_than_the_layer():
+def test_a_written_cell_asks_many_times_more_than_the_layer():
     counts = {}
     for layer in (nn.LSTM(8, 16, batch_first=True), WrittenLSTM(8, 16)):
         census = Census()
-        with recurrences_as_leaves(census, CHIPS["T4"]), census:
+        with census:
             layer(torch.randn(4, 30, 8))[0].sum().backward()
         counts[type(layer)] = census.kernels
-    assert counts[WrittenLSTM] > 50 * counts[nn.LSTM]
+    assert counts[WrittenLSTM] > 20 * counts[nn.LSTM]
 
 
 def test_what_stays_alive():
@@ -115,11 +79,6 @@ def test_switches_that_change_the_path():
         Recurrence("elman")
 
 
-def test_the_cliff_shows_in_the_launches():
-    small, large = (count_kernels(r, predict_path(r)) for r in (Recurrence(hidden=128), Recurrence(hidden=129)))
-    assert small < 12 and large > 100
-
-
 @pytest.mark.parametrize(
     ("kernels", "name"),
     [
@@ -135,49 +94,6 @@ def test_the_path_is_read_from_kernel_names(kernels, name):
 
 
 # Pre-flight.
-
-
-def test_a_written_cell_is_predicted_host_bound_and_the_layer_is_not_as_bad():
-    t4 = CHIPS["T4"]
-    written = preflight(make_toy("cpu", WrittenLSTM(8, 16), 16), t4)
-    assert (written.diagnosis.verdict, written.diagnosis.reason) == ("HOST_BOUND", "RNN_NOT_CUDNN")
-    assert written.numbers.host == pytest.approx(written.numbers.kernels * CALL * 1e-3)
-    layer = preflight(make_toy("cpu"), t4)
-    assert layer.numbers.rnn == "cudnn persistent" and layer.numbers.kernels < written.numbers.kernels / 20
-    assert preflight(make_toy("cpu", nn.LSTM(8, 129, batch_first=True), 129), t4).numbers.rnn == "cudnn standard"
-    assert "predicted for the T4, not measured" in written.lines()[0]
-
-
-def test_a_prediction_by_hand_and_on_meta_tensors():
-    chip, n = CHIPS["T4"], 2048
-    a = torch.zeros(n, n, device="meta")
-    found = preflight(Step(lambda _: a @ a, device="cpu"), chip)
-    assert found.flop == 2 * n**3 and found.numbers.kernels == 1
-    assert found.numbers.device == pytest.approx(2 * n**3 / chip.float32 * 1e3 + 1e-3)
-    assert isinstance(found.numbers, Numbers) and found.diagnosis.verdict == "DEVICE_BOUND"
-
-
-def test_waits_are_predicted_on_meta_tensors():
-    x = torch.zeros(10, device="meta")
-    found = preflight(Step(lambda _: x.sum().item(), device="cpu"), CHIPS["T4"])
-    assert found.numbers.waits == 1 and found.numbers.loop == found.numbers.host + found.numbers.device
-
-
-def test_a_step_replayed_as_a_graph_is_no_matter_of_the_host_but_of_latency():
-    step = dataclasses.replace(make_toy("cpu", WrittenLSTM(8, 16), 16), graph=True)
-    found = preflight(step, CHIPS["T4"])
-    assert found.diagnosis.verdict == "DEVICE_LATENCY_BOUND" and found.numbers.host == pytest.approx(CALL * 1e-3)
-    # Every kernel is as short as a kernel can be: twice the samples take no longer.
-    assert found.numbers.doubling == pytest.approx(1, abs=0.02)
-    assert "as one CUDA graph" in found.lines()[1]
-    waiting = preflight(dataclasses.replace(make_toy("cpu", after=torch.Tensor.item), graph=True), CHIPS["T4"])
-    assert not waiting.graph, "a step that waits cannot be captured"
-
-
-def test_a_slower_chip_is_predicted_slower():
-    step = make_toy("cpu", nn.Sequential(nn.Flatten(1), nn.Linear(320, 2048), nn.Linear(2048, 2048)), 2048)
-    times = [preflight(step, CHIPS[name]).numbers.device for name in ("H200", "A100", "V100", "T4")]
-    assert times == sorted(times) and times[-1] > 2 * times[0]
 
 
 def test_the_stated_constants_are_consistent():

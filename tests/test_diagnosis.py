@@ -1,4 +1,4 @@
-"""The decision tree: hand-made numbers, invariants, and its score on loops simulated in virtual time."""
+"""The decision tree: hand-made numbers, invariants, and its probes on a machine in virtual time."""
 
 import dataclasses
 import json
@@ -7,22 +7,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual import Launch, Machine, Workload, examine, run_calls, run_loop
 
 from cpbkit.gpu_check.ceilings import list_ceilings, pool, predict
 from cpbkit.gpu_check.diagnosis import CURES, STOPPERS, VERDICTS, decide
 from cpbkit.gpu_check.numbers import Numbers, Policy
-from cpbkit.gpu_check.simulator import (
-    SCENARIOS,
-    Launch,
-    Machine,
-    Workload,
-    cure,
-    examine,
-    find_truth,
-    run_calls,
-    run_loop,
-    score_verdicts,
-)
 
 HEALTHY = Numbers(loop=10, cached=10, host=2, device=9.9, loader=0.5, filled=0.9)
 CELL = Numbers(
@@ -54,9 +43,13 @@ CASES = {
     "INCONCLUSIVE": (vary(loop=11.5, loader=5, spread=0.05), ()),
 }
 
+OF_A_WATCH = {
+    "NO_WORK_ON_GPU", "PYTHON_OR_IO_IN_STEP", "VALIDATION_IN_STEP", "SAMPLE_BY_SAMPLE", "GRAPH_KEPT", "FLOAT64",
+}  # fmt: skip
+
 
 def test_every_verdict_is_reached():
-    assert set(CASES) == set(VERDICTS)
+    assert set(CASES) | set(OF_A_WATCH) == set(VERDICTS)  # those are reached in test_watch.py
     for verdict, (numbers, environment) in CASES.items():
         assert decide(numbers, environment).verdict == verdict
 
@@ -209,7 +202,7 @@ def test_nothing_is_advised_where_nothing_can_run():
         assert decide(CELL, ((code, "x"),)).fixes == ()
 
 
-# The simulator.
+# A machine in virtual time, under the probes of a real one.
 
 
 def test_a_step_in_one_product_is_the_step_launch_by_launch():
@@ -229,7 +222,6 @@ def test_simulated_loops_by_hand():
     assert run_loop(Workload((Launch(50, 2),) * 4)) == pytest.approx(200)
     waits = Workload((Launch(50, 2),) * 3 + (Launch(50, 100, waits=True),))
     assert run_loop(waits) == pytest.approx(200 + 6 + 100 + 12)  # launches, latency, kernel, the wait itself
-    assert run_loop(cure(waits, "SYNC_BOUND")) == pytest.approx(200)
     loading = Workload((Launch(50, 2),) * 4, load=300)
     assert run_loop(loading) == pytest.approx(500) and run_loop(loading, loads=False) == pytest.approx(200)
     assert run_loop(Workload((Launch(50, 2),) * 4, period=900, receive=10)) == pytest.approx(900, rel=0.02)
@@ -256,25 +248,3 @@ def test_a_step_that_waits_blocks_the_plug_and_is_read_from_the_trace():
 def test_too_many_launches_for_the_queue_are_read_from_the_trace():
     found = examine(Workload((Launch(6, 2),) * 900))
     assert "overflow the queue" in found.method and decide(found.numbers).verdict == "HOST_BOUND"
-
-
-def test_without_blur_every_scenario_is_right():
-    cases = score_verdicts(loops=2, size=0.0).cases
-    assert [case.found for case in cases] == [case.truth for case in cases]
-    assert max(abs(case.error) for case in cases if not math.isnan(case.error)) < 0.10
-
-
-@pytest.mark.slow
-def test_the_doctor_is_right_often_enough_at_five_percent_jitter():
-    found = score_verdicts(loops=15).to_dict()
-    assert set(found["verdicts"]) == set(SCENARIOS)
-    assert found["right"] >= 0.95, found
-    assert found["gain within 15 %"] >= 0.95, found
-    json.dumps(found)
-
-
-def test_the_truth_comes_from_trying_the_cure():
-    verdict, gain, clearness = find_truth(Workload((Launch(50, 10),) * 20, load=5), Policy())
-    assert verdict == "HOST_BOUND"
-    assert gain == pytest.approx(1005 / (20 * (10 + 1.2) + 1.2), rel=0.01)
-    assert clearness == pytest.approx(1000 / (20 * (10 + 1.2) + 1.2), rel=0.01)

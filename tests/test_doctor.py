@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from toys import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
 
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import vary
@@ -21,7 +22,6 @@ from cpbkit.errors import UnknownName
 from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.doctor import _throttling, diagnose, preset_step, render
-from cpbkit.gpu_check.faults import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.step import Step, measure
@@ -91,7 +91,6 @@ def test_a_starved_step_is_cured_and_the_cure_is_measured():
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     text = render(found)
     assert "DATA-STARVED" in text and "do this" in text and "could gain at most" in text
-    assert "predicted for the T4, not measured" in text
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -237,7 +236,7 @@ def test_each_measurement_of_a_preset_begins_its_training_anew():
 def test_a_closed_form_is_measured_as_one_and_has_no_batch():
     found = diagnose(preset_step("ridge_ar", device="cpu"), seconds=2)
     assert found.failure == "" and found.measured.numbers.batch > 1000
-    assert not found.predicted.graph and "larger batch" not in {gain.fix for gain in found.gains}
+    assert "larger batch" not in {gain.fix for gain in found.gains}
 
 
 SMALL = ("width=8", "batch=8", "context=4", "horizon=1")

@@ -34,7 +34,7 @@ if "COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
 # What a run in the tests puts after the cell `# Parameters`, and the least number of figures it must show.
 SMALL = {
     "00_environment": ("verbose = True", 0),
-    "01_gpu_diagnosis": ("seconds, widths, fault_seconds, claim_seconds = 2, (16, 32), 0.2, 0.1", 2),
+    "01_gpu_diagnosis": ("epochs, seconds, widths, loops = 1, 2, (16, 32), 'kept.py'", 2),
     "02_data": (
         """
         source, symbols = "synthetic", ("BTCUSDT", "ETHUSDT")

@@ -6,11 +6,12 @@ import types
 
 import pytest
 import torch
+from toys import make_toy
+from virtual import Launch, Machine, Workload
 
 from cpbkit.gpu_check.clocks import CYCLES, HostClock, find_middle, make_clock, measure_call, run_plug
 from cpbkit.gpu_check.probes import probe_machine, time_recurrence
 from cpbkit.gpu_check.rnn_path import Recurrence
-from cpbkit.gpu_check.simulator import Launch, Machine, Workload
 from cpbkit.gpu_check.trace import read_trace
 
 
@@ -177,7 +178,6 @@ def test_the_oracle_against_the_kernels_that_run(mode, hidden):
 
 @pytest.mark.gpu
 def test_the_plug_agrees_with_the_profiler():
-    from cpbkit.gpu_check.faults import make_toy
     from cpbkit.gpu_check.step import measure
 
     measured = measure(make_toy("cuda"), seconds=10)

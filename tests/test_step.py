@@ -13,7 +13,6 @@ from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import guard
 from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
-from cpbkit.gpu_check.preflight import predict_memory
 from cpbkit.gpu_check.step import Step, StepFailed, measure
 from cpbkit.gpu_check.tensors import check_on_device, find_misplaced
 
@@ -242,21 +241,3 @@ def test_misplaced_tensors_are_the_verdict(parts):
     parts.model.mask = torch.ones(2, device="meta")
     found = decide(measure(parts, seconds=1).numbers)
     assert (found.verdict, found.reason) == ("MODEL_OR_DATA_ON_CPU", "mask is on meta")
-
-
-def test_memory_of_a_step_by_hand():
-    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 4, bias=False))
-    optimizer = torch.optim.Adam(model.parameters())
-    x = torch.randn(32, 8)
-
-    def train(batch):
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    found = predict_memory(Step(train, lambda: [x], model, optimizer))
-    weights = 4 * (8 * 16 + 16 * 4)
-    assert found["weights"] == found["gradients"] == weights
-    assert found["optimiser"] == 2 * weights + 2 * 4  # two moments, and a step count a tensor
-    assert found["batch"] == 32 * 8 * 4
-    assert found["kept for backward"] == 32 * 8 * 4 + 32 * 16 * 4  # the input, and what the ReLU gave

@@ -1,6 +1,7 @@
 """A person's own loop under the watch: the line that costs the time, named; and nothing of the loop changed."""
 
 import dataclasses
+import json
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from cpbkit.cli.machine import doctor
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
+from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
 from cpbkit.gpu_check.diagnosis import VERDICTS
+from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, count_confusions, inject, inject_all, render_faults
 from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.shares import Line
 from cpbkit.gpu_check.stacks import find_role
@@ -145,7 +148,7 @@ def test_the_source_around_a_line(tmp_path):
 def test_the_line_that_sleeps_is_named_and_hooks_are_gone():
     model, optimizer, batches = make()
     before = torch.autograd.backward, DataLoader.__iter__, sys.getswitchinterval()
-    with watch(model, optimizer, live=False) as w:
+    with watch(model, optimizer, tell=False) as w:
         for x, y in batches * 2:
             step(model, optimizer, x, y)
             time.sleep(0.02)  # the line to name
@@ -159,7 +162,7 @@ def test_a_watched_training_ends_with_the_same_weights_to_the_bit():
     ends = []
     for watched in (False, True):
         model, optimizer, batches = make()
-        loop = watch(batches, model, optimizer, live=False) if watched else batches
+        loop = watch(batches, model, optimizer, tell=False) if watched else batches
         for x, y in loop:
             step(model, optimizer, nn.functional.dropout(x, 0.5), y)
         ends.append([p.detach().clone() for p in model.parameters()] + [torch.rand(3)])
@@ -171,7 +174,7 @@ def test_kept_graphs_are_found_by_their_being_alive(monkeypatch):
     for keep in (True, False):
         model, optimizer, batches = make()
         total = 0.0
-        with watch(model, optimizer, live=False) as w:
+        with watch(model, optimizer, tell=False) as w:
             for x, y in batches:
                 loss = step(model, optimizer, x, y)
                 total += loss if keep else loss.item()
@@ -181,12 +184,12 @@ def test_kept_graphs_are_found_by_their_being_alive(monkeypatch):
 def test_a_loop_that_ends_early_leaves_nothing_behind():
     model, optimizer, batches = make()
     before = torch.autograd.backward
-    for i, (x, y) in enumerate(watch(batches, live=False)):
+    for i, (x, y) in enumerate(watch(batches, tell=False)):
         step(model, optimizer, x, y)
         if i == 5:
             break
     assert torch.autograd.backward is before
-    with pytest.raises(ZeroDivisionError), watch(live=False) as w:
+    with pytest.raises(ZeroDivisionError), watch(tell=False) as w:
         step(model, optimizer, *batches[0])
         raise ZeroDivisionError
     assert w.verdict == "INCONCLUSIVE" and torch.autograd.backward is before
@@ -195,7 +198,7 @@ def test_a_loop_that_ends_early_leaves_nothing_behind():
 def test_a_validation_with_its_loader_is_one_thing():
     model, optimizer, batches = make()
     held = DataLoader(TensorDataset(torch.randn(256, 8), torch.randn(256, 1)), batch_size=16)
-    with watch(live=False) as w:
+    with watch(tell=False) as w:
         for x, y in batches * 2:
             step(model, optimizer, x, y)
             with torch.no_grad():
@@ -209,7 +212,7 @@ def test_what_a_watch_cannot_take():
     with pytest.raises(TypeError, match="a loader, a model and an optimiser; got int"):
         watch(3)
     with pytest.raises(TypeError, match="give it what to go through"):
-        next(iter(watch(live=False)))
+        next(iter(watch(tell=False)))
 
 
 SCRIPT = """
@@ -242,3 +245,64 @@ def test_a_script_that_trains_nothing_says_so(tmp_path):
         run_script(str(path), live=False)
     with pytest.raises(CpbkitError, match="no file"):
         run_script(str(tmp_path / "missing.py"))
+
+
+# The score, and the comparison.
+
+
+def test_a_folder_of_loops_is_scored_by_word_and_line(tmp_path):
+    (tmp_path / "sleeping.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\n" + SCRIPT.replace("0.02)", "0.02)  # here"))
+    (tmp_path / "wrong.py").write_text("# expect: DEVICE_BOUND\n" + SCRIPT)
+    (tmp_path / "needing.py").write_text("# expect: SYNC_BOUND\n# needs: gpu\nraise SystemExit(3)\n")
+    rows = list(inject_all(tmp_path))
+    by = {row["loop"]: row for row in rows}
+    assert by["sleeping"]["found"] == "PYTHON_OR_IO_IN_STEP" and by["sleeping"]["named"], by["sleeping"]
+    if not torch.cuda.is_available():
+        assert by["needing"]["note"] == "not run: needs an NVIDIA GPU"
+    matrix = count_confusions(rows)
+    assert matrix.loc["DEVICE_BOUND", "PYTHON_OR_IO_IN_STEP"] == 1
+    text = render_faults(rows)
+    assert "1 of 1 faults named, 1 with their line; 1 false alarms in 1 healthy loops; 1 not run" in text
+
+
+def test_a_loop_says_what_it_expects(tmp_path):
+    with pytest.raises(CpbkitError, match="a folder of loops must hold scripts"):
+        list(inject_all(tmp_path))
+    (tmp_path / "a.py").write_text("import torch\n")
+    with pytest.raises(CpbkitError, match="must be `# expect: WORD`; got 'import torch'"):
+        list(inject_all(tmp_path))
+
+
+def test_the_loops_of_the_kit_say_what_they_expect_and_where():
+    for path in OWN_LOOPS.glob("*.py"):
+        text = path.read_text()
+        word = text.partition("\n")[0].removeprefix("# expect: ")
+        assert path.name == "__init__.py" or word in VERDICTS, path
+        assert word in (HEALTHY, "NO_WORK_ON_GPU") or path.name == "__init__.py" or text.count("# here") == 1, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["frames", "kept", "samples", "validating", "double", "healthy_dense"])
+def test_a_loop_of_the_kit_gets_its_verdict(name):
+    row = inject(OWN_LOOPS / f"{name}.py")
+    assert (row["found"], row["named"]) == (row["expected"], None if row["expected"] == HEALTHY else True), row
+
+
+def test_two_reports_say_whether_a_change_helped(tmp_path):
+    slow = {"verdict": "DATA_STARVED", "steps a second": 10.0, "shares": {"data": 0.8, "forward": 0.2},
+            "lines": [{"text": "frame.iloc[i]", "share": 0.8}]}  # fmt: skip
+    fast = {"verdict": "DEVICE_BOUND", "steps a second": 40.0, "shares": {"data": 0.2, "forward": 0.8}, "lines": []}
+    for name, report in (("before", slow), ("after", fast)):
+        (tmp_path / f"{name}.json").write_text("epoch 1\n" + json.dumps(report, indent=2))
+    files = [str(tmp_path / f"{name}.json") for name in ("before", "after")]
+    found = compare_reports(*map(load_report, files))
+    assert found["gain"] == 4 and found["accounts"] == {"data": [80, 5], "forward": [20, 20]}
+    assert found["lines"] == {"frame.iloc[i]": [80, 0]}
+    done = CliRunner().invoke(doctor, ["--compare", *files])
+    assert done.exit_code == 0 and done.output.startswith("4.00x faster: 100 ms a step before, 25 after")
+    assert "no difference" in render_comparison(compare_reports(slow, slow))
+    (tmp_path / "no.json").write_text("hello")
+    with pytest.raises(CpbkitError, match="is none"):
+        load_report(str(tmp_path / "no.json"))
+    assert CliRunner().invoke(doctor, ["--compare", files[0]]).exit_code == 2
+    assert CliRunner().invoke(doctor, ["--inject", "--preset", "quick"]).exit_code == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cpbkit import atomic
 from cpbkit.errors import check_name
+from cpbkit.gpu_check.inject import render_faults
 
 NO_GPU = "Not measured on a GPU: there is none here, and no figure below says anything about one."
 BUSY = 0.5  # load a core, before the start, from which the machine was not idle
@@ -229,18 +230,12 @@ def _presets(document: dict) -> list[str]:
 
 
 def _doctor(document: dict) -> list[str]:
-    score = document["score"]
-    error = score["gain error"]
+    cost = document["cost"]
     return [
-        f"{score['loops']} simulated loops, measured times blurred by {document['jitter']:.0%}: no GPU was measured.",
-        f"verdict right {score['right']:.1%}, inconclusive {score['inconclusive']:.1%}, wrong {score['wrong']:.1%}",
-        f"predicted gain within 15 % of the true one: {score['gain within 15 %']:.1%}; "
-        f"error {error['5%']:+.1%} to {error['95%']:+.1%} (5 % to 95 %), median {error['median']:+.1%}",
+        f"a training step takes {cost['ratio']:.3f} times as long under the watch ({cost['low']:.3f} to "
+        f"{cost['high']:.3f}, {cost['steps']} steps a block, {cost['ms']:.2f} ms each)",
         "",
-        *table(
-            ["scenario", "verdicts"],
-            [[n, ", ".join(f"{v} {c}" for v, c in counts.items())] for n, counts in score["verdicts"].items()],
-        ),
+        render_faults(document["rows"]),
     ]
 
 

@@ -8,10 +8,12 @@ from cpbkit.config.presets import PRESETS
 
 @click.command(
     cls=Command,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},  # what follows is the script's
+    context_settings={"allow_interspersed_args": False},  # what follows is the script's
     examples=(
         "cpbkit doctor",
         "cpbkit doctor train.py --epochs 2",
+        "cpbkit doctor --json train.py > before.json",
+        "cpbkit doctor --compare before.json after.json",
         "cpbkit doctor --preset gru",
         "cpbkit doctor --inject",
     ),
@@ -21,46 +23,46 @@ from cpbkit.config.presets import PRESETS
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Measure a training step of this preset too.")
 @any_setting
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="To measure the step in.")
-@click.option("--claims", is_flag=True, help="Measure the folklore about slow training, claim by claim.")
-@click.option("--inject", is_flag=True, help="Inject known faults, and say how often they are found.")
+@click.option("--inject", is_flag=True, help="Run loops with a known fault, or a folder of yours: what is named?")
+@click.option("--compare", is_flag=True, help="Two reports that --json wrote: did the change between them help?")
 @as_json
-def doctor(script, arguments, preset, settings, seconds, claims, inject, as_json):
+def doctor(script, arguments, preset, settings, seconds, inject, compare, as_json):
     """Say what is wrong with the machine, and why a step takes as long as it does.
 
     With a SCRIPT: run it as `python SCRIPT ARGUMENTS` would, watch its training, and name the line that costs the
     time. Ctrl-C ends it with the verdict so far.
     """
-    if script:
+    if sum(map(bool, (inject, compare, preset))) + bool(script and preset) > 1:
+        raise click.UsageError("--preset, --inject, --compare and a script to watch: one at a time")
+    if settings and not preset:
+        raise click.UsageError("--set changes a preset: it goes with --preset")
+    if compare:
+        from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
+
+        if not script or len(arguments) != 1:
+            raise click.UsageError("--compare takes two reports: cpbkit doctor --compare before.json after.json")
+        found = compare_reports(load_report(script), load_report(arguments[0]))
+        show(found, as_json, lambda: render_comparison(found))
+    elif inject:
+        from cpbkit.gpu_check.inject import OWN_LOOPS, inject_all, render_faults
+
+        with status_line() as say:
+            rows = []
+            for row in inject_all(script or OWN_LOOPS):
+                rows.append(row)
+                say(f"{row['loop']}: {row['found'] or row['note']}")
+        show(rows, as_json, lambda: render_faults(rows))
+    elif script:
         from cpbkit.gpu_check.script import run_script
 
-        if claims or preset or inject:
-            raise click.UsageError("a script goes without --preset, --claims and --inject")
         watched, ended = run_script(script, arguments, live=not as_json)
         if ended:
             click.echo(ended, err=True)
         show(watched.to_dict() | {"ended": ended}, as_json, watched.report)
-        return
-    if inject and (claims or preset):
-        raise click.UsageError("--inject puts faults into a toy of its own: it goes without --preset and --claims")
-    if settings and not preset:
-        raise click.UsageError("--set changes a preset: it goes with --preset")
-    experiment = vary_as_told(PRESETS[preset], settings) if preset else None
-    if claims:
-        from cpbkit.gpu_check.claims import judge_claims
-        from cpbkit.gpu_check.doctor import preset_step
-
-        step = preset_step(experiment) if experiment else None
-        _show_rows(judge_claims(step), as_json, "{key:4} {verdict:20} {claim}\n     {text}")
-    elif inject:
-        from cpbkit.gpu_check.faults import inject_all, render_faults
-
-        with status_line() as say:
-            rows = []
-            for row in inject_all():
-                rows.append(row)
-                say(f"{row['fault']}: {row['found'] or row['note']}")
-        show(rows, as_json, lambda: render_faults(rows))
+        if ended.startswith("the script failed"):
+            raise click.exceptions.Exit(1)
     elif preset:
+        experiment = vary_as_told(PRESETS[preset], settings)
         from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 
         with status_line() as say:
@@ -103,12 +105,3 @@ def bench(what, quick, peers, out, as_json):
     if out:
         save(document, out)
     show(document, as_json, lambda: render(document))
-
-
-def _show_rows(rows, as_json: bool, form: str) -> None:
-    """Print each row as it comes; as JSON all at the end."""
-    if as_json:
-        show(list(rows), True, str)
-    else:
-        for row in rows:
-            click.echo(form.format(**row))

@@ -107,20 +107,6 @@ class Census(TorchDispatchMode):
         self._storages = {key: kept for key, kept in self._storages.items() if not kept[0].expired()}
         self.live.append(sum(size for _, size in self._storages.values()))
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Count nothing for a while."""
-        before, self.paused = self.paused, True
-        yield
-        self.paused = before
-
-    def add(self, kernels: int, flop: int, size: int) -> None:
-        """Count launches that happen inside one call."""
-        if self.paused:
-            return
-        self.kernels += kernels
-        self.costs += [(flop // kernels, size // kernels)] * kernels
-
     def _add_wait(self) -> None:
         frame = sys._getframe()  # in a backward of the device's own thread there are no frames of the person
         while frame is not None and frame.f_code.co_filename.startswith(OWN):

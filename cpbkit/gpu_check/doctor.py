@@ -14,10 +14,8 @@ from cpbkit.errors import check_name
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, decide
 from cpbkit.gpu_check.findings import Report, check_environment
 from cpbkit.gpu_check.numbers import Numbers
-from cpbkit.gpu_check.preflight import Prediction, preflight
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
-from cpbkit.hardware.chips import CHIPS
 from cpbkit.hardware.monitor import POWER, THROTTLES, Monitor
 from cpbkit.training.loop import Fit, assemble, fit
 from cpbkit.windows.series import Series, from_table
@@ -38,7 +36,6 @@ class Examination:
     diagnosis: Diagnosis | None = None
     gains: tuple[Gain, ...] = ()
     failure: str = ""
-    predicted: Prediction | None = None  # for a T4, where no GPU is at hand
 
     def to_dict(self) -> dict:
         """JSON-safe."""
@@ -61,8 +58,6 @@ def diagnose(step: Step, seconds: float = 30.0) -> Examination:
     """
     found = Examination(check_environment(), step.name)
     try:
-        if not step.place.startswith("cuda"):
-            found = replace(found, predicted=preflight(step, CHIPS["T4"]))
         with Monitor(period=0.2) as monitor:
             measured = measure(step, seconds / 2)
     except StepFailed as failure:
@@ -139,7 +134,6 @@ def render(examination: Examination) -> str:
         lines += [*_render_diagnosis(e), "", *_render_bill(e.diagnosis.fixes, e.gains)]
         beside = (*e.diagnosis.beside, *e.measured.problems)
         lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
-    lines += ["", *e.predicted.lines()] if e.predicted else []
     lines += [] if e.failure else ["", "How far to trust this machine's verdicts: cpbkit doctor --inject"]
     return "\n".join(lines)
 

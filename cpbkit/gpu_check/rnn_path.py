@@ -91,17 +91,6 @@ def _large_persists(r: Recurrence, capability: tuple[int, int], multiprocessors:
     return b % 8 == 0 and b <= 128 and (r.mode == "lstm" or b < 96 or r.hidden < 896)
 
 
-def count_kernels(r: Recurrence, path: Path) -> int:
-    """Estimate the launches of one forward and backward: a few where persistent, some a time step elsewhere.
-
-    Persistent: 8 to 10 in published A100 profiles. Standard: about a matrix product and a pointwise kernel a
-    layer, direction and step, each way. Native: the gates and the cell as a written layer.
-    """
-    sweep = r.layers * (1 + r.bidirectional)
-    cost = {"persistent": 4 * sweep, "standard": 2 * sweep * r.length, "native": 6 * sweep * r.length}
-    return cost[path.forward] + cost[path.backward]
-
-
 def read_path(kernels: tuple[str, ...]) -> str:
     """Name the path from the kernels that ran, as Path.name; "" where no recurrence is seen."""
     text = "\n".join(kernels)

@@ -20,7 +20,7 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
     sys.argv[:], sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     ended = ""
     try:
-        with watch(live=live) as watched:
+        with watch(live=live, tell=False) as watched:
             try:
                 runpy.run_path(path, run_name="__main__")
             except KeyboardInterrupt:

@@ -46,8 +46,9 @@ class _Mark:
 class Watch:
     """See `watch`."""
 
-    def __init__(self, loader, model: nn.Module | None, optimizer, say: Callable[[str], object] | None, place):
-        self._loader, self._model, self._optimizer, self._say, self._place = loader, model, optimizer, say, place
+    def __init__(self, loader, model: nn.Module | None, optimizer, live: bool, tell: bool, place: tuple[str, int]):
+        self._loader, self._model, self._optimizer = loader, model, optimizer
+        self._draws, self._tells, self._place = live and _can_draw(), tell, place
         self._exits: contextlib.ExitStack | None = None
         self.roles = Roles()
         self.steps = 0
@@ -89,10 +90,10 @@ class Watch:
         self._sampler.stop()
         self._exits.close()
         self._clear_line()
-        verdict = self.verdict  # before what it rests on is gone
-        if self._say and _told.get(self._place) != verdict:
-            _told[self._place] = verdict
-            self._say(self.report() + "\n")
+        # A loop over epochs makes a watch an epoch: it speaks where it has something new to say.
+        if self._tells and _told.get(self._place) != self.verdict:
+            _told[self._place] = self.verdict
+            sys.stderr.write(self.report() + "\n")
 
     def __iter__(self) -> Iterator:
         """Yield the loader's batches, watching from the first to the last."""
@@ -283,7 +284,7 @@ class Watch:
             handle = ask("devices", lambda: nvml_handles(self._nvml)[torch.cuda.current_device()])
             rates = handle and ask("utilisation", lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle))
             self._busy += [rates.gpu / 100] if rates else []
-        if self._say and _can_draw() and now - self._shown > LIVE and self.steps > 1:
+        if self._draws and now - self._shown > LIVE and self.steps > 1:
             self._draw(now)
 
     def _draw(self, now: float) -> None:
@@ -294,13 +295,13 @@ class Watch:
         parts += [f"device busy {self._busy[-1]:.0%}"] if self._busy else []
         parts += [f"{self._memory[-1][1] / 1e9:.2f} GB"]
         text = " · ".join(parts)
-        self._say("\r" + text.ljust(len(self._live)))
+        sys.stderr.write("\r" + text.ljust(len(self._live)))
         self._live = text
         self._shown = now + 200 * (time.perf_counter() - now)  # so that it takes at most half a percent
 
     def _clear_line(self) -> None:
         if self._live:
-            self._say("\r" + " " * len(self._live) + "\r")
+            sys.stderr.write("\r" + " " * len(self._live) + "\r")
 
     # What the looks add up to.
 
@@ -392,13 +393,13 @@ class Watch:
         return slope if leaks else 0.0
 
 
-def watch(*things, live: bool = True) -> Watch:
+def watch(*things, live: bool = True, tell: bool = True) -> Watch:
     """Watch a training loop as it stands: `with watch(model, optimizer) as w:` around it, or
     `for batch in watch(loader, model, optimizer):` in place of the loader.
 
     At the end the verdict is written to the error stream, and is `w.verdict` and `w.report()`. Nothing of the loop is
     called twice, moved or changed; hooks of torch are put in at the start and taken out at the end.
-    live: write a line on a terminal or in a notebook while it runs, and the verdict at the end.
+    live: write a line on a terminal or in a notebook while it runs. tell: write the verdict at the end.
     """
     loader = model = optimizer = None
     for thing in things:
@@ -412,7 +413,7 @@ def watch(*things, live: bool = True) -> Watch:
             raise TypeError(f"watch takes a loader, a model and an optimiser; got {type(thing).__name__}")
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno
-    return Watch(loader, model, optimizer, sys.stderr.write if live else None, place)
+    return Watch(loader, model, optimizer, live, tell, place)
 
 
 @contextlib.contextmanager
