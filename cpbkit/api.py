@@ -23,6 +23,7 @@ from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
+from cpbkit.windows.series import from_table
 
 MEANING = {  # of a verdict, for who would act on it
     "BEATS": "better than {floor} in the test split, skill {skill:+.2f} %",
@@ -166,7 +167,8 @@ def sweep(
 
     preset: a name of `presets()`, the JSON file of an own one (as the `experiment.json` of a run), or an Experiment.
     folder: of the run; by default named after the settings, so that a change begins a new run and a repeat finds the
-    old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones; `files="bars/"` takes
+    old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any tables,
+    `{"load": frame}`, whose columns of numbers are all forecast unless `targets` names some; `files="bars/"` takes
     those of files in any usual layout. given: settings by their flat name (symbols, intervals, start, end, epochs,
     ...), and what says where it runs: executor, workers, minutes.
     `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
@@ -178,13 +180,20 @@ def sweep(
         settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
     if "files" in settings:
         settings = {"source": "files", "symbols": (), "intervals": (), **settings, "files": str(settings["files"])}
-    if data is not None:
+    tables = data is not None and not any(is_bars(one) for one in data.values())
+    if data is not None and tables:
+        settings = _of_tables(data) | settings | {"source": "table", "series": tuple(data), "symbols": tuple(data)}
+        columns = settings["features"], settings["targets"]
+        place["klines"] = lambda *_: {name: from_table(name, table, *columns) for name, table in data.items()}
+    elif data is not None:
         days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
         bars = from_frames(data, **days)
         pairs = [split_name(name) for name in bars]
         settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
         settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(bars)}
         place["klines"] = lambda *_: bars
+    if "targets" in settings:
+        settings.setdefault("target_weights", (1.0,) * len(settings["targets"]))
     base = preset if isinstance(preset, Experiment) else find_preset(preset)
     experiment = vary(base, **settings)
     if experiment.data.source == "files":
@@ -197,6 +206,22 @@ def sweep(
         place["on_progress"] = live(experiment, folder.name)
     run_sweep(experiment, folder, **place)
     return Run(folder, trust_code=True)  # its own parts are those that were just named
+
+
+def is_bars(data: object) -> bool:
+    """Say whether own data are bars, which is everything but a frame without the four prices."""
+    return not isinstance(data, pd.DataFrame) or {"open", "high", "low", "close"} <= {str(c).lower() for c in data}
+
+
+def _of_tables(data: Mapping[str, pd.DataFrame]) -> dict:
+    """Return the settings that suit tables: every column of numbers is forecast, from all of them."""
+    columns = tuple(next(iter(data.values())).select_dtypes("number"))
+    return {
+        "features": columns,
+        "targets": columns,
+        "intervals": ("table",),
+        **{"ranges": (), "weights": (), "repeats": ()},  # a preset's are of columns that a table need not have
+    }
 
 
 def name_run(experiment: Experiment) -> str:

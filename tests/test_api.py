@@ -184,3 +184,30 @@ def test_the_door_is_light_and_lists_what_stands_at_it():
     assert set(cpb.presets().index) == set(PRESETS)
     with pytest.raises(AttributeError, match="at the door stand"):
         cpb.sweeep  # noqa: B018
+
+
+def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
+    """One column comes back to its mean, which a model finds; the other is a walk, in which there is nothing."""
+    rng = np.random.default_rng(0)
+    level = np.zeros(1500)
+    for t in range(1, 1500):
+        level[t] = 0.3 * level[t - 1] + rng.standard_normal()
+    index = pd.date_range("2025-01-01", periods=1500, freq="30min")
+    table = pd.DataFrame({"load": 50 + level, "walk": rng.standard_normal(1500).cumsum()}, index)
+    settings = {"context": 12, "horizon": 2, "width": 8, "epochs": 6, "executor": "local", "quiet": True}
+    run = cpb.sweep("quick", data={"grid": table}, folder=tmp_path / "run", **settings)
+    found = run.verdicts().to_frame().set_index("head")
+    judged = run.results[0]["test"]
+    assert set(found.index) == set(judged) == {"load", "walk"}
+    assert judged["load"]["rmse"] < 0.9 * judged["load"]["floors"]["persistence"]
+    assert judged["walk"]["rmse"] > 0.95 * judged["walk"]["floors"]["persistence"]
+    told = run["grid"].forecast(table)
+    assert (
+        list(told.frame.columns[:3]) == ["load", "load_low", "load_high"]
+        and told.last["load"] == table["load"].iloc[-1]
+    )
+    assert run.report(tmp_path / "out.html") and "grid" in (tmp_path / "out.html").read_text()
+    with pytest.raises(DataError, match="give its newest rows as a frame"):
+        run["grid"].forecast("grid.csv")
+    with pytest.raises(UnknownName, match="column"):
+        cpb.sweep("quick", data={"grid": table}, targets=["lod"], folder=tmp_path / "other", quiet=True)

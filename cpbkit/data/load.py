@@ -40,7 +40,7 @@ def load_klines(
     elif data.source == "files":
         tell("reading files")
         bars = _chosen(experiment, found or open_files(experiment))
-    elif data.source == "given":
+    elif data.source in ("given", "table"):
         raise DataError("the bars of this run were given as frames; give them again: sweep(..., data=frames)")
     else:
         begun = time.monotonic()

@@ -37,7 +37,7 @@ def sweep(
     experiment: Experiment,
     folder: str | os.PathLike,
     *,
-    klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines]] | None = None,
+    klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines | Series]] | None = None,
     executor: str = "processes",
     workers: int | None = None,
     address: str = "",
@@ -209,13 +209,17 @@ def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[s
     return replace(plan, units=[*plan.units, *make(fresh).units]) if fresh else plan
 
 
-def prepare(experiment: Experiment, bars: dict[str, Klines | Trace]) -> tuple[dict[str, Series], dict[str, str]]:
+def prepare(
+    experiment: Experiment, bars: dict[str, Klines | Trace | Series]
+) -> tuple[dict[str, Series], dict[str, str]]:
     """Return the series that can be trained, and why the others cannot."""
     series, failed = {}, {}
     make = from_trace if experiment.data.market == "network" else from_klines
     for name in (name for name in experiment.series if name in bars):
         try:
-            one = make(bars[name], experiment.task)
+            one = bars[name]
+            if not isinstance(one, Series):
+                one = make(one, experiment.task)
             split(one, experiment.task)
             series[name] = one
         except DataError as error:
@@ -280,11 +284,13 @@ def _keep(
     run: RunFolder,
     state: State,
     line: dict,
-    bars: dict[str, Klines],
+    bars: dict[str, Klines | Series],
     model: bytes | None = None,
     losses: bytes | None = None,
 ) -> None:
-    line = line | {"passport": bars[line["series"]].passport.to_dict()}
+    origin = bars[line["series"]]
+    if not isinstance(origin, Series):
+        line = line | {"passport": origin.passport.to_dict()}
     run.finish(line, model, losses)
     state.add(line)
 

@@ -19,7 +19,7 @@ from cpbkit.errors import DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.training import checkpoint
 from cpbkit.windows.scaling import Scaler
-from cpbkit.windows.series import Series, from_klines, from_trace
+from cpbkit.windows.series import Series, from_klines, from_table, from_trace
 
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
 Bars = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
@@ -132,8 +132,8 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
     """
     data, task = models[0].experiment.data, models[0].experiment.task
     now = now or pd.Timestamp.now("UTC")
-    if data.source in ("files", "given") or data.market == "network":
-        origin = "given as frames" if data.source == "given" else "read from own files"
+    if data.source in ("files", "given", "table") or data.market == "network":
+        origin = "read from own files" if data.source == "files" else "given as frames"
         raise DataError(f"the bars of {models[0].series} were {origin}; give the newest ones too")
     names = [split_name(model.series) for model in models]
     found: dict[str, Klines] = {}
@@ -174,6 +174,10 @@ def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
     if model.experiment.data.market == "network":
         trace = read_trace(given, model.series) if isinstance(given, str | os.PathLike) else given
         return _whole_context(from_trace(trace, task), task, len(trace.frame))
+    if model.experiment.data.source == "table":
+        if not isinstance(given, pd.DataFrame):
+            raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame")
+        return _whole_context(from_table(model.series, given, task.features, task.targets), task, len(given))
     klines = given
     if isinstance(given, str | os.PathLike):
         klines = files.read_klines(given, model.series)
