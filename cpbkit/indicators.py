@@ -456,6 +456,7 @@ _TABLE = {
     "bb_width": (bb_width, C, "BandWidth: bb_upper - bb_lower over their middle (Bollinger 2001)", SHARE),
     "bb_position": (bb_position, C, "%b: 0 at bb_lower, 1 at bb_upper (Bollinger 2001); flat: 0.5", "share of band"),
     "atr": (partial(atr, n=14), HLC, "Average true range, 14 bars (Wilder 1978)", DIFFERENCE),
+    "true_range_mean": (partial(mean, of=true_range, n=14), HLC, "Plain mean of the true range, 14 bars", DIFFERENCE),
     "adx": (adx, HLC, "Average directional index, 14 bars (Wilder 1978); no movement: 0", PERCENT),
     "plus_di": (partial(di, side=1), HLC, "+DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),
     "minus_di": (partial(di, side=-1), HLC, "-DI, 14 bars, ties as on integer ticks (Wilder 1978)", PERCENT),

@@ -161,6 +161,13 @@ def test_equal_to_plain_pandas_where_ta_lib_has_nothing():
         "volatility_yang_zhang": np.sqrt(
             jump.rolling(n).var() + k * body.rolling(n).var() + (1 - k) * rogers.rolling(n).mean()
         ),
+        "true_range_mean": pd.concat(
+            [frame.high - frame.low, (frame.high - frame.close.shift()).abs(), (frame.low - frame.close.shift()).abs()],
+            axis=1,
+        )
+        .max(axis=1, skipna=False)
+        .rolling(14)
+        .mean(),
         "bb_position": (frame.close - middle + 2 * deviation) / (4 * deviation),
         "volume_norm": volume / volume.rolling(n).mean(),
         "volume_zscore": (volume - volume.rolling(n).mean()) / volume.rolling(n).std(ddof=0),
@@ -235,7 +242,9 @@ def test_constant_prices_have_a_stated_answer():
     for name, value in middle.items():
         assert got[name] == value, name
     still = ["cci", "adx", "plus_di", "minus_di", "roc", "obv_rel", "bb_width", *OHLC_RETURNS]
-    still += [name for name in INDICATORS if name.startswith("volatility") or name in ("atr", "atr_rel")]
+    still += [
+        name for name in INDICATORS if name.startswith("volatility") or name in ("atr", "atr_rel", "true_range_mean")
+    ]
     assert (got[still] == 0).all()
     for name in ("sma", "ema", "wma", "bb_upper", "bb_lower", "vwap", "keltner_lower", "donchian_upper"):
         assert got[name] == pytest.approx(0.07, rel=1e-14), name

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import walk
+from torch import nn
 
 from cpbkit.config.experiment import OHLC, Model, Task, Training, derive_seed
 from cpbkit.errors import CpbkitError, RunError
 from cpbkit.models import zoo
-from cpbkit.training import checkpoint
+from cpbkit.training import checkpoint, loop
 from cpbkit.training.loop import Fit, evaluate, fit, forecast, loss_per_model, persistence_losses
 from cpbkit.training.stack import Stack
 from cpbkit.windows.series import Series
@@ -159,3 +160,23 @@ def test_evaluation_never_sees_the_targets():
 def test_a_forecast_of_another_shape_is_refused():
     with pytest.raises(CpbkitError, match=r"shape of the truth .* got \(2, 5, 4\)"):
         loss_per_model(torch.zeros(2, 5, 4), torch.zeros(2, 5, 1, 4), torch.ones(4))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+def test_a_plateau_lowers_the_rate_when_torchs_does(delta):
+    """Losses that creep down by less than the delta are no improvement to the schedule, and still the best weights."""
+    training = dataclasses.replace(TRAINING, schedule_epochs=2, schedule_delta=delta, min_learning_rate=1e-3)
+    stack = Stack(lambda models: zoo.build(models, TASK, MODEL), ["A"], training, "cpu", torch.float64)
+    Fit(stack)
+    optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=training.learning_rate)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=2, threshold=delta, threshold_mode="abs", min_lr=1e-3
+    )
+    losses = [1.0, 0.9, *(0.9 - 2e-5 * i for i in range(1, 12)), 0.5, *[0.6] * 9]
+    rates = []
+    for epoch, loss in enumerate(losses, start=1):
+        loop._judge_epoch(stack, training, torch.tensor([loss], dtype=torch.double), epoch)
+        theirs.step(loss)
+        rates.append(stack.table["learning_rate"].item())
+        assert rates[-1] == pytest.approx(optimizer.param_groups[0]["lr"]), epoch
+    assert stack.table["best_epoch"].item() == 14 and len(set(rates[:13])) == (3 if delta else 1)

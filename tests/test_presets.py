@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import ROOT
 from torch import nn
 
 from cpbkit import indicators
@@ -110,6 +111,31 @@ def test_a_preset_computes_what_plain_torch_does_with_its_weights(name):
                 want = twin(x[0], y[0, :, 0], y[0], draws.tolist())
             assert want.std() > 1e-3
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def setting(preset, name):
+    """Return a setting as docs/presets.md writes it."""
+    if name == "channels":
+        return str(len(preset.task.features))
+    parts = (preset.task, preset.model, preset.training)
+    (value,) = [getattr(part, name) for part in parts if hasattr(part, name)]
+    if not isinstance(value, tuple):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(" ".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value)
+
+
+def test_the_page_of_presets_says_what_the_presets_are():
+    """Every preset has its section, and every number in the column `here` is the preset's."""
+    told = {}
+    for section in (ROOT / "docs" / "presets.md").read_text().split("\n## ")[1:]:
+        name, _, text = section.partition("\n")
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+        told[name] = {row[0]: row[2].strip() for row in rows}
+        assert "Source: " in text
+    assert set(told) == set(PRESETS)
+    for name, rows in told.items():
+        assert rows == {key: setting(PRESETS[name], key) for key in rows}, name
+    assert sum(map(len, told.values())) > 150
 
 
 def test_parameter_count_of_dlinear_in_its_paper():

@@ -140,6 +140,7 @@ class Training:
     schedule: str = "constant"  # constant | cosine | step | plateau, per model
     schedule_factor: float = 0.5  # of step and plateau
     schedule_epochs: int = 8  # period of step, patience of plateau, in epochs
+    schedule_delta: float = 0.0  # by how much a validation loss must be lower to count as better for plateau
     min_learning_rate: float = 0.0  # floor of plateau and cosine
     patience: int = 15  # epochs without a better validation loss before a model leaves
     clip_norm: float = 1.0  # of each model's gradient; 0 switches it off

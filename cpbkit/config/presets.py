@@ -1,4 +1,4 @@
-"""Named experiments: one table, each with its source."""
+"""Named experiments: one table, each with its source; docs/presets.md says number by number what differs and why."""
 
 import os
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from cpbkit.errors import check_name
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
 # come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
 V7_FEATURES = OHLC_RETURNS + tuple(
-    "rsi macd_rel macd_signal_rel bb_upper_rel bb_lower_rel bb_width volatility atr_rel".split()
+    "rsi macd_rel macd_signal_rel bb_upper_rel bb_lower_rel bb_width volatility true_range_mean_rel".split()
 )
 V8_FEATURES = OHLC_RETURNS + tuple(
-    "rsi macd_rel macd_signal_rel roc bb_upper_rel bb_lower_rel bb_width bb_position volatility atr_rel"
+    "rsi macd_rel macd_signal_rel roc bb_upper_rel bb_lower_rel bb_width bb_position volatility true_range_mean_rel"
     " volume_norm".split()
 )
 # A network trace, a row every 200 ms: ms, share, bit/s, bit/s, ms, bit/s.
@@ -33,8 +33,9 @@ def repeat_losses(*times: int) -> tuple[tuple[str, float, int], ...]:
 
 
 ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
-# Keras lowers the rate at the 8th epoch without a better one, torch after the 8th.
-KERAS_PLATEAU = {"schedule": "plateau", "schedule_epochs": 7, "patience": 20, "optimizer": "adam", "clip_norm": 0.0}
+# Keras lowers the rate at the 8th epoch that is not better by 1e-4, torch after the 8th.
+KERAS_PLATEAU = {"schedule": "plateau", "schedule_epochs": 7, "schedule_delta": 1e-4, "patience": 20}
+KERAS_PLATEAU |= {"optimizer": "adam", "clip_norm": 0.0}
 GRU_TRAINING = Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5, forcing_draw="batch")
 V4_LSTM = Training(
     epochs=200,

@@ -75,6 +75,7 @@ START = {
     "validation_best": math.inf,
     "best_epoch": 0.0,
     "stale": 0.0,  # epochs since the best
+    "plateau_best": math.inf,  # the best loss that the plateau schedule has counted
     "waited": 0.0,  # epochs since the plateau schedule last moved or improved
     **dict.fromkeys(SUMS, 0.0),
     "bad_step": -1.0,  # first step of the epoch whose loss or gradient was not finite
@@ -342,7 +343,9 @@ def _judge_epoch(stack: Stack, training: Training, validation: Tensor, epoch: in
     table["best_epoch"].masked_fill_(better, epoch)
     table["stale"] = torch.where(better, 0.0, table["stale"] + 1)
     if training.schedule == "plateau":
-        table["waited"] = torch.where(better, 0.0, table["waited"] + 1)
+        lower_yet = validation < table["plateau_best"] - training.schedule_delta
+        table["plateau_best"] = torch.where(lower_yet, validation, table["plateau_best"])
+        table["waited"] = torch.where(lower_yet, 0.0, table["waited"] + 1)
         drop = table["waited"] > training.schedule_epochs
         lower = (table["learning_rate"] * training.schedule_factor).clamp(min=training.min_learning_rate)
         table["learning_rate"].copy_(torch.where(drop, lower, table["learning_rate"]))
