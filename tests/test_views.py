@@ -282,6 +282,23 @@ def test_a_verdict_follows_those_that_come_after_it():
         assert picture.html(results[:stop]) == SweepPicture(EXPERIMENT.series, "quick", 12).html(results[:stop])
 
 
+def test_a_picture_that_was_drawn_before_is_the_picture_drawn_anew():
+    """Panels that nothing changed are kept from the last drawing."""
+    results, monitor = made_up_results(), made_up_monitor(gpu=True)
+    names = [line["series"] for line in results]
+
+    def running(epochs, *names):
+        curve = {split: [1.3, 1.1, 1.0, 0.97][:epochs] for split in ("train", "validation")}
+        return {name: {"curve": curve, "persistence": {"train": 1.0, "validation": 1.0}} for name in names}
+
+    states = [([], {}), ([], running(1, *names[:8])), ([], running(3, *names[:8]))]
+    states += [(results[:4], running(4, *names[4:8])), (results[:8], {}), (results, {})]
+    kept = SweepPicture(EXPERIMENT.series, "quick", 12)
+    for finished, training in states:
+        anew = SweepPicture(EXPERIMENT.series, "quick", 12)
+        assert kept.html(finished, training, monitor) == anew.html(finished, training, monitor)
+
+
 def test_every_panel_says_its_state():
     results = made_up_results()
     running = {line["series"]: {"curve": line["curve"], "persistence": line["persistence"]} for line in results[30:35]}
@@ -334,8 +351,8 @@ def test_the_strips_draw_what_the_monitor_saw():
     memory, load = map(strip_of, strips(monitor))
     assert memory[0] == "GPU memory, GB: allocated 1.40, reserved 1.70" and memory[2] == ["9 left the stack"]
     reserved, allocated = memory[1]["upper"], memory[1]["memory"]
-    assert (100 - reserved[:, 1]).mean() / (100 - allocated[:, 1]).mean() == pytest.approx(1.7 / 1.4, rel=0.01)
-    assert load[0] == "device busy, %: 80" and load[1]["load"][1:, 1].tolist() == [20.0] * 149
+    assert (1000 - reserved[:, 1]).mean() / (1000 - allocated[:, 1]).mean() == pytest.approx(1.7 / 1.4, rel=0.01)
+    assert load[0] == "device busy, %: 80" and load[1]["load"][1:, 1].tolist() == [200.0] * 149
     time = monitor["time"].max()
     _, half = map(strip_of, strips(monitor, seconds_left=time))
     assert half[1]["load"][:, 0].max() == 500  # the other half is still to come

@@ -35,6 +35,7 @@ class SweepPicture:
         self._said: dict[str, list[tuple[str, float]]] = {}  # series -> (verdict, skill) of each head
         self._heads: list[str] = []
         self._judged = 0  # lines of the ledger that `_said` knows
+        self._kept: dict[str, tuple] = {}  # series -> what its panel was drawn from (entry, frame, verdicts), and it
 
     def html(
         self,
@@ -51,7 +52,13 @@ class SweepPicture:
         entries = {name: finished.get(name) or training.get(name) or {} for name in self.series}
         curves = {name: [relative(entry, split) for split in SPLITS] for name, entry in entries.items()}
         frame = Frame.around([curve for pair in curves.values() for curve in pair], self.epochs)
-        panels = [self._panel(name, entries[name], *curves[name], frame) for name in self.series]
+        panels = []
+        for name in self.series:
+            entry, said = entries[name], self._said.get(name)
+            old = self._kept.get(name)
+            if old is None or old[0] is not entry or old[1:3] != (frame, said):
+                self._kept[name] = old = entry, frame, said, self._panel(name, entry, *curves[name], frame)
+            panels.append(old[3])
         counts = tally(results, len(training), len(self.series))
         at_right = "verdict on the test bars"
         if len(self._heads) > 1:
@@ -136,7 +143,9 @@ class Frame:
         # What overfits or explodes leaves its panel, so that the others can be told from persistence.
         low, high = np.percentile(seen[np.isfinite(seen)], [4, 94])
         low, high = min(low, 0.995, *best), min(max(high, 1.005), 3.0)
-        return cls(last, low - 0.06 * (high - low), high + 0.06 * (high - low))
+        low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
+        step = 10.0 ** math.floor(math.log10(high - low)) / 20  # round ends move seldom: panels can be kept
+        return cls(last, step * math.floor(low / step), step * math.ceil(high / step))
 
     def place(self, epochs: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return (x, y) in whole units of a panel's SVG; what leaves the panel is brought near its edge."""

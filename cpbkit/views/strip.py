@@ -9,7 +9,7 @@ import pandas as pd
 
 from cpbkit.views.timeline import GB, UNITS, thinned
 
-ACROSS, HIGH = 1000, 100  # units of a strip's SVG, which is stretched to its place
+ACROSS, HIGH = 1000, 1000  # units of a strip's SVG, which is stretched to its place
 CHARACTER = 0.011  # of a strip's width, about, that a character of an event's words takes
 
 
@@ -48,8 +48,8 @@ def _strip(title, kind, time, curves, end, top=None, events=()) -> str:
     top = max(top or 0, most * (1 if top else 1.2)) or 1.0
     time, curves = thinned(time, curves)
     x = (ACROSS * time / end).round().astype(int)
-    y = [(HIGH * (1 - np.nan_to_num(curve) / top)).round(1) for curve in curves]
-    lines = [" ".join(f"{a} {b:g}" for a, b in zip(x.tolist(), line.tolist(), strict=True)) for line in y]
+    heights = [(HIGH * (1 - np.nan_to_num(curve) / top)).round().astype(int) for curve in curves]
+    lines = [" ".join(map(str, np.column_stack([x, y]).ravel().tolist())) for y in heights]
     drawn = f'<path class="cpb-{kind}-fill" d="M{x[0]} {HIGH}L{lines[0]} {x[-1]} {HIGH}"/>'
     for line, name_of_line in zip(lines, (kind, "upper"), strict=False):
         drawn += f'<path class="cpb-{name_of_line}" d="M{line}"/>'
