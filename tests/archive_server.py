@@ -37,7 +37,8 @@ FILE = re.compile(
 RETRY_AFTER = "0"  # s
 BOMB = 3 << 20  # bytes
 FAULTS = (
-    "404 403 418 451 429 500 503 short reset slow silent wrong_sha garbage bomb escape html two_members encrypted"
+    "404 401 403 418 451 429 500 503 204 206 short reset slow silent drip elsewhere circle wrong_sha garbage bomb"
+    " escape html two_members encrypted"
 ).split()
 
 
@@ -87,6 +88,9 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         self.asked: list[str] = []  # paths, with the query
         self.delay = 0.0  # s before each answer
         self.clock = ""  # Date header of REST answers
+        self.most = 1000  # bars of a REST answer
+        self.tickers: list[dict] = []  # of the last day
+        self.traded: set[str] | None = None  # symbols that exchangeInfo calls so; None: all that have rows
         self.weight = ""  # header that says what a client has used of its allowance
         self.lock = threading.Lock()
 
@@ -164,6 +168,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(1)
             self.close_connection = True
             return
+        if fault and fault.kind == "drip":  # a header that comes byte by byte, and never ends
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                for _ in range(200):
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
+            self.close_connection = True
+            return
+        if fault and fault.kind in ("elsewhere", "circle"):
+            host = "http://127.0.0.1:9" if fault.kind == "elsewhere" else ""
+            return self.answer(302, b"", {"Location": f"{host}{self.path}"})
         if fault and fault.kind.isdigit():
             headers = {"Retry-After": RETRY_AFTER} if fault.kind in ("429", "418") else {}
             return self.answer(int(fault.kind), b"no", headers)
@@ -172,6 +187,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             status, body = self.rest(dict(urllib.parse.parse_qsl(url.query)))
             if status != 200:
                 return self.answer(status, body)
+        if body is None and url.path.endswith("/exchangeInfo"):
+            names = {symbol for _, symbol, _ in self.server.rows}
+            on = names if self.server.traded is None else self.server.traded
+            found = [{"symbol": n, "status": "TRADING" if n in on else "BREAK"} for n in sorted(names)]
+            body = json.dumps({"timezone": "UTC", "symbols": found}).encode()
+        if body is None and url.path.endswith("/ticker/24hr"):
+            body = json.dumps(self.server.tickers).encode()
         if body is None and url.path.endswith("/ticker/price"):
             names = {symbol for _, symbol, _ in self.server.rows}
             body = json.dumps([{"symbol": name, "price": "1"} for name in sorted(names)]).encode()
@@ -229,7 +251,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if rows is None:
             return 400, b'{"code":-1120,"msg":"Invalid interval."}'
         low, high = int(query.get("startTime", 0)), int(query.get("endTime", 1 << 62))
-        limit = min(int(query.get("limit", 500)), 1000)
+        limit = min(int(query.get("limit", 500)), self.server.most)
         picked = [r for r in rows if low <= int(r[0]) <= high][:limit]
         return 200, json.dumps([[int(r[0]), *r[1:6], int(r[6]), r[7], int(r[8]), *r[9:]] for r in picked]).encode()
 

@@ -2,12 +2,8 @@
 
 import datetime as dt
 import hashlib
-import io
 import json
 import re
-import struct
-import zipfile
-import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,13 +11,17 @@ import pyarrow as pa
 import pyarrow.csv
 
 from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND_NS, check_bars, sift, stamp
+from cpbkit.data.unpack import NotUnpacked, unzip
 from cpbkit.errors import DataError, SourceError
 
 MONTHLY_ONLY = ("3d", "1w")  # intervals without daily files
 COLUMNS = (*OHLCV, *EXTRAS)
 _FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)  # where COLUMNS stand among the 12 fields of a row; field 0 is the open time
 _NAMES = [f"f{i}" for i in range(12)]
-_TYPES = {"f0": pa.int64(), **{f"f{i}": pa.float64() for i in _FIELDS}}
+_HEADER = (  # of the files that have one
+    "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,ignore"
+).split(",")
+_TYPES = {"f0": pa.int64(), "f6": pa.int64(), **{f"f{i}": pa.float64() for i in _FIELDS}}
 _CSV = pa.csv.ConvertOptions(column_types=_TYPES, include_columns=list(_TYPES))
 ZIP_LIMIT = 16 << 20  # bytes; a month of minutes has 3 MB
 CSV_LIMIT = 64 << 20  # bytes; a month of minutes has 6 MB
@@ -80,7 +80,10 @@ class Record:
     duplicates: int = 0
     off_grid: int = 0
     unfinished: int = 0
+    conflicts: int = 0  # of the duplicates: rows that said other prices than the one that was kept
     note: str = ""
+    asked: int = 1  # how often an answer said the same; of a month, how often its checksum was compared again
+    compared_at: str = ""  # UTC; when its checksum was last compared with the archive's
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +115,14 @@ def read_file(file: ArchiveFile, blob: bytes, *, now: int, coins: int = 1, note:
     """
     low, high = file.span
     try:
-        starts, values = _parse_csv(_unzip(blob, file.name))
+        starts, closes, values = _parse_csv(_unzip(blob, file.name), file.name)
     except pa.ArrowException as error:
         raise BadFile(f"{file.name} does not hold 12 columns of numbers ({str(error)[:120]})") from None
     early = INTERVAL_SECONDS[file.interval] * SECOND_NS if file.interval in MONTHLY_ONLY else 0
     inside = (starts >= low - early) & (starts < high)  # a week may begin in the month before
     if len(starts) and not inside.any():
         raise BadFile(f"{file.name} holds no bar of {file.date}; its first is of {stamp(starts[0])}")
+    check_lengths(starts, closes, file.interval, file.name)
     about = Record(file.name, file.kind, low, high, hashlib.sha256(blob).hexdigest(), stamp(now), note=note)
     return _piece(about, starts, values, inside, file.interval, coins, now)
 
@@ -129,10 +133,11 @@ def read_answer(
     """Read what the REST host said about the bars that start in [start, end) (ns); BadFile where that is no bars."""
     rows = [row for page in pages for row in rows_of(page, name)]
     try:
-        starts = _to_ns(np.array([row[0] for row in rows], np.int64))
+        starts, closes = (_to_ns(np.array([row[i] for row in rows], np.int64)) for i in (0, 6))
         values = np.array([[float(row[i]) for i in _FIELDS] for row in rows]).reshape(-1, len(_FIELDS))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BadFile(f"{name}: an answer that does not hold bars ({error})") from None
+    check_lengths(starts, closes, interval, name)
     about = Record(name, "rest", start, end, hashlib.sha256(b"".join(pages)).hexdigest(), stamp(now))
     return _piece(about, starts, values, (starts >= start) & (starts < end), interval, coins, now)
 
@@ -141,7 +146,7 @@ def rows_of(page: bytes, name: str) -> list:
     """Return the rows of one REST answer; BadFile if it is not a list of lists."""
     try:
         rows = json.loads(page)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadFile(f"{name}: an answer that is not JSON: {page[:80]!r}") from None
     if not isinstance(rows, list) or not all(
         isinstance(row, list) and len(row) >= 11 and isinstance(row[0], int) and 0 < row[0] < _LAST_MS for row in rows
@@ -150,37 +155,49 @@ def rows_of(page: bytes, name: str) -> list:
     return rows
 
 
+def check_lengths(starts: np.ndarray, closes: np.ndarray, interval: str, name: str) -> None:
+    """Raise BadFile for bars of another interval, as their close times tell. starts, closes (N,): ns.
+
+    A bar that a halt cut short may close early; the archive has a few of them.
+    """
+    step = INTERVAL_SECONDS[interval]
+    lengths = np.rint((closes - starts) / SECOND_NS).astype(np.int64)
+    other = (lengths != step) & np.isin(lengths, list(INTERVAL_SECONDS.values()))
+    if other.sum() > max(2, len(starts) // 10) or (len(starts) and other.all()):
+        first = int(other.argmax())
+        raise BadFile(
+            f"{name}: {int(other.sum())} of {len(starts)} bars last {lengths[first]} s by their close time, not "
+            f"{interval}; the first starts at {stamp(starts[first])}"
+        )
+
+
 def _unzip(blob: bytes, name: str) -> bytes:
     wanted = name.removesuffix(".zip") + ".csv"
     try:
-        with zipfile.ZipFile(io.BytesIO(blob)) as box:
-            names = box.namelist()
-            if names != [wanted]:
-                shown = ", ".join(map(repr, names[:3])) or "nothing"
-                raise BadFile(f"{name} must hold {wanted} alone; it holds {shown}")
-            with box.open(wanted) as member:
-                text = member.read(CSV_LIMIT + 1)  # as much as there is, whatever the zip says of itself
-    except BadFile:
-        raise
-    # What garbage makes zipfile raise, besides its own error, depends on where the garbage is.
-    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError) as error:
-        raise BadFile(f"{name} is not a zip that can be read ({error})") from None
-    if len(text) > CSV_LIMIT:
-        raise BadFile(f"{name} unpacks to more than {CSV_LIMIT:,} bytes, which no file of bars does")
+        found, text = unzip(blob, CSV_LIMIT)
+    except NotUnpacked as error:
+        raise BadFile(f"{name} must hold {wanted} alone: {error}") from None
+    if found != wanted:
+        raise BadFile(f"{name} must hold {wanted} alone; it holds {found!r}")
     return text
 
 
-def _parse_csv(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _parse_csv(text: bytes, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    names = _NAMES
     if not text[:1].isdigit():  # futures files got a header at some time, spot files have none
-        text = text.partition(b"\n")[2]
+        header, _, text = text.partition(b"\n")
+        titles = header.decode(errors="replace").strip().lower().split(",")
+        if sorted(titles) != sorted(_HEADER):
+            raise BadFile(f"{name} must name its columns {', '.join(_HEADER)}; got {header[:200]!r}")
+        names = [f"f{_HEADER.index(title)}" for title in titles]  # whatever their order
     if not text.strip():
-        return np.empty(0, np.int64), np.empty((0, len(COLUMNS)))
-    options = pa.csv.ReadOptions(column_names=_NAMES, use_threads=False, block_size=len(text) + 1)
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(COLUMNS)))
+    options = pa.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(text) + 1)
     table = pa.csv.read_csv(pa.BufferReader(text), options, convert_options=_CSV)
-    if table["f0"].null_count:
-        raise pa.ArrowInvalid(f"{table['f0'].null_count} rows without a time")
+    if absent := table["f0"].null_count + table["f6"].null_count:
+        raise pa.ArrowInvalid(f"{absent} rows without a time")
     values = np.column_stack([table[f"f{i}"].to_numpy() for i in _FIELDS])
-    return _to_ns(table["f0"].to_numpy()), values
+    return _to_ns(table["f0"].to_numpy()), _to_ns(table["f6"].to_numpy()), values
 
 
 def _to_ns(times: np.ndarray) -> np.ndarray:

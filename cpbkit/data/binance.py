@@ -2,13 +2,14 @@
 
 import functools
 import hashlib
+import logging
 import os
 import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -17,16 +18,27 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.data import archive
-from cpbkit.data.archive import ArchiveFile, BadFile, Piece
-from cpbkit.data.cache import RANK, CacheError, Holding, Store, merge
-from cpbkit.data.download import Client, Gone, Retries, Unavailable
-from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, stamp, validate
+from cpbkit.data.archive import ArchiveFile, BadFile, Piece, Record
+from cpbkit.data.cache import RANK, CacheError, Holding, Opinion, Store, forget, merge
+from cpbkit.data.download import Client, Gone, Pool, Retries, Unavailable
+from cpbkit.data.klines import (
+    DAY_NS,
+    EXTRAS,
+    SECOND_NS,
+    Disagreement,
+    Klines,
+    SourceFile,
+    check_interval,
+    stamp,
+    validate,
+)
 from cpbkit.data.request import (
     WILD,
     Order,
     contract_of,
     dates,
     days,
+    doubtful_months,
     lacking_days,
     lacking_months,
     lacking_spans,
@@ -45,6 +57,11 @@ _REST = {  # host, prefix of the paths, weight allowed a minute
     "spot": ("https://data-api.binance.vision", "/api/v3", 6000),
     "um": ("https://fapi.binance.com", "/fapi/v1", 2400),
 }
+FINER = {"3m": "1m", "5m": "1m", "15m": "5m", "30m": "15m", "1h": "15m", "2h": "1h", "4h": "1h", "6h": "1h", "8h": "1h"}
+FINER |= {"12h": "1h", "1d": "1h", "3d": "1d", "1w": "1d"}  # what a second opinion adds up
+ENDED = 2 * DAY_NS  # without a bar, before the venue is asked whether a symbol is still traded
+LISTING_LIMIT = 64 << 20  # bytes; all symbols of a market with their rules have 20 MB
+log = logging.getLogger(__name__)
 Progress = Callable[[int, int, int, str], None]  # done files, total files, bytes, what came last
 Job = tuple[str, Callable[[], Any]]  # what it gets, in words; the function that a thread runs
 
@@ -59,11 +76,20 @@ class Incomplete(SourceError):
 
 
 @dataclass(frozen=True)
+class Unchanged:
+    """A file that was read before and need not be read again, or could not be: why."""
+
+    name: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
 class Hosts:
     """Where the bars come from; a mirror of the same paths will do."""
 
     archive_url: str = "https://data.binance.vision"
     rest_url: str = ""  # "" takes the market's own host
+    unsigned: bool = False  # whether a file that has no checksum is taken
 
     def __post_init__(self):
         for name in ("archive_url", "rest_url"):
@@ -73,9 +99,12 @@ class Hosts:
 
     @classmethod
     def from_environment(cls) -> "Hosts":
-        """Take the hosts that CPBKIT_ARCHIVE_URL and CPBKIT_REST_URL name, or the public ones."""
+        """Take the hosts that CPBKIT_ARCHIVE_URL and CPBKIT_REST_URL name, or the public ones.
+
+        CPBKIT_ALLOW_UNSIGNED: take files that have no checksum.
+        """
         named = os.environ.get("CPBKIT_ARCHIVE_URL") or cls.archive_url
-        return cls(named, os.environ.get("CPBKIT_REST_URL", ""))
+        return cls(named, os.environ.get("CPBKIT_REST_URL", ""), bool(os.environ.get("CPBKIT_ALLOW_UNSIGNED")))
 
     def file(self, file: ArchiveFile) -> str:
         return self.archive_url.rstrip("/") + quote(file.path)
@@ -96,19 +125,23 @@ def fetch_klines(
     hosts: Hosts | None = None,
     progress: Progress = lambda *report: None,
     retries: Retries | None = None,
+    refresh: bool = False,
+    verify: bool = False,
 ) -> dict[str, Klines]:
     """Get bars, from the cache where it has them, and keep what is new there.
 
     start, end: UTC days, `2025-03-01`, both inclusive. hosts: default `Hosts.from_environment()`.
     progress is called from this thread; the total grows where days stand in for a month. A futures contract that
     is not named like its coin, or holds 1000 of them, is found by the spot symbol and rescaled to one coin.
+    refresh: whatever the cache has of these dates is fetched anew. verify: one month a quarter is compared with a
+    second source; the Passport says how much was.
     Returns Klines by series name, in the order asked for. Raises UnknownName and DataError before anything is
     downloaded when names or dates cannot be right, Incomplete at the end when a series could not be had.
     """
     now = _now()
     check_name("market", market, _REST)
     first, last = days(start, end, now)
-    intervals = [check_name("interval", name, INTERVAL_SECONDS) for name in dict.fromkeys(intervals)]
+    intervals = [check_interval(name) for name in dict.fromkeys(intervals)]
     orders = [
         Order(symbol, interval, market, first, last, now, contract_of(symbol, market))
         for symbol in dict.fromkeys(symbols)
@@ -119,7 +152,8 @@ def fetch_klines(
         if unknown:
             kind = UnknownName if any(isinstance(e, UnknownName) for e in unknown.values()) else DataError
             raise kind("\n".join(dict.fromkeys(map(str, unknown.values()))))
-        klines, lost = fetch.each(fetch.get, resolved.values())
+        get = functools.partial(fetch.get, refresh=refresh, verify=verify)
+        klines, lost = fetch.each(get, resolved.values())
     if lost:
         raise Incomplete(_sentence(lost, len(orders)), klines, {name: str(e) for name, e in lost.items()})
     return klines
@@ -130,7 +164,7 @@ class _Fetch:
 
     def __init__(self, client: Client, hosts: Hosts, store: Store, progress: Progress):
         self.client, self.hosts, self.store, self.progress = client, hosts, store, progress
-        self.series, self.downloads = ThreadPoolExecutor(THREADS), ThreadPoolExecutor(THREADS)
+        self.series, self.downloads = Pool(THREADS), Pool(THREADS)
         self.events: queue.SimpleQueue[str | Future] = queue.SimpleQueue()  # what was got, and series that ended
         self.total = 0  # jobs so far
         self.lock = threading.Lock()
@@ -141,7 +175,7 @@ class _Fetch:
     def __exit__(self, *_) -> None:
         self.client.close()  # after an interrupt: whoever is still at work gives up at the next byte
         for pool in (self.series, self.downloads):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     def each(
         self, step: Callable[[Order], Any], orders: Iterable[Order]
@@ -177,13 +211,16 @@ class _Fetch:
                 listing = self._first_bar(order)
         return usable(replace(order, listing=listing))
 
-    def get(self, order: Order) -> Klines:
-        """Get what the cache lacks of a series."""
+    def get(self, order: Order, refresh: bool = False, verify: bool = False) -> Klines:
+        """Get what the cache lacks of a series, and what may have changed since."""
+        span = (order.first, min(order.end, order.now)) if refresh else None
         held = self.store.read(order.market, order.series)
-        damage, pieces, absent, troubles = held.damage, [], {}, []
+        held = forget(held, *span) if span else held
+        damage, pieces, absent, same, troubles = held.damage, [], {}, {}, []
         archive_failed = False
         steps = (
             lambda: self._files(order, lacking_months(order, held)),
+            lambda: self._doubtful(order, held),
             lambda: self._files(order, lacking_days(order, held, probe=True)),
             lambda: self._files(order, lacking_days(order, held, probe=False)),
             lambda: self._rest(order, lacking_spans(order, held)),
@@ -193,17 +230,26 @@ class _Fetch:
             fresh = [answer for answer in answers if isinstance(answer, Piece)]
             failed = [answer for answer in answers if isinstance(answer, Exception)]
             absent |= {answer.name: order.now for answer in answers if isinstance(answer, ArchiveFile)}
+            same |= {answer.name: answer.trouble for answer in answers if isinstance(answer, Unchanged)}
             held = merge(replace(held, absent={**held.absent, **absent}), fresh)
             pieces += fresh
             troubles += failed
             if any(isinstance(error, BadFile) for error in failed):
                 break  # a file that cannot be trusted is a matter for a person, not for the next source
             archive_failed |= bool(failed) and step is not steps[-1]
-        if pieces or absent:
-            held = replace(self.store.update(order.market, order.series, pieces, absent, order.listing), damage=damage)
+        order, troubles = self._until_delisted(order, held, troubles)
+        opinions = self._second_opinions(order, held) if verify else []
+        compared = [name for name, trouble in same.items() if not trouble]
+        if pieces or absent or compared or opinions:
+            new, fresh = {"compared": compared, "now": stamp(order.now), "opinions": opinions}, held.fresh
+            if span and not troubles:
+                new["forgotten"] = span
+            held = self.store.update(order.market, order.series, pieces, absent, order.listing, **new)
+            held = replace(held, damage=damage, fresh=fresh)
         elif not troubles:
             self.store.drop_parts(order.market, order.series)  # of a fetch that was killed after it had merged them
-        return _finish(order, held, troubles, archive_failed)
+        notes = [f"{name} could not be compared again: {trouble}." for name, trouble in same.items() if trouble]
+        return _finish(replace(order, notes=(*order.notes, *notes)), held, troubles, archive_failed)
 
     def _run(self, jobs: list[Job]) -> list[Any]:
         """Run jobs in the pool of downloads; return for each what it returned, or the SourceError it raised."""
@@ -224,16 +270,39 @@ class _Fetch:
     def _files(self, order: Order, files: list[ArchiveFile]) -> list[Job]:
         return [(f"{order.series} {file.date}", functools.partial(self._get_file, order, file)) for file in files]
 
+    def _doubtful(self, order: Order, held: Holding) -> list[Job]:
+        return [
+            (
+                f"{order.series} {file.date} (again)",
+                functools.partial(self._look_again, order, file, held.records[file.name]),
+            )
+            for file in doubtful_months(order, held)
+        ]
+
+    def _look_again(self, order: Order, file: ArchiveFile, record: Record) -> "Piece | Unchanged":
+        """Compare a file's checksum with what was read; fetch it anew where the venue has rewritten it."""
+        try:
+            check = self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096)
+            if check.status != 200 or archive.parse_checksum(check.body, file.name) == record.sha256:
+                return Unchanged(file.name)
+            piece = self._get_file(order, file, keep=False)
+        except SourceError as error:  # what was read before stays good
+            return Unchanged(file.name, str(error).rstrip("."))
+        if not isinstance(piece, Piece):
+            return Unchanged(file.name)
+        note = f"{file.name} was rewritten by the venue after {record.fetched_at[:10]}; it was fetched anew."
+        return replace(piece, record=replace(piece.record, note=f"{piece.record.note} {note}".strip()))
+
     def _rest(self, order: Order, spans: list[tuple[int, int]]) -> list[Job]:
         return [
             (f"{order.series} {stamp(span[0])[:10]} (REST)", functools.partial(self._get_rest, order, *span))
             for span in spans
         ]
 
-    def _get_file(self, order: Order, file: ArchiveFile) -> Piece | ArchiveFile:
-        """Get and check a file of the archive; return the file itself when there is none."""
+    def _get_file(self, order: Order, file: ArchiveFile, keep: bool = True) -> Piece | ArchiveFile:
+        """Get and check a file of the archive; return the file itself when there is none. keep: until `update`."""
         read = functools.partial(archive.read_file, file, now=order.now, coins=order.contract.coins)
-        if kept := self.store.part(order.market, order.series, file.name):
+        if keep and (kept := self.store.part(order.market, order.series, file.name)):
             return read(kept)
         url, wrong = self.hosts.file(file), None
         for _ in range(2):
@@ -244,8 +313,13 @@ class _Fetch:
                 raise Unavailable(f"{url} answered HTTP {found.status}: {found.body[:80]!r}")
             check = self.client.get(f"{url}.CHECKSUM", limit=4096)
             try:
-                if check.status != 200:
+                if check.status != 200 and self.hosts.unsigned:
                     return read(found.body, note=f"{file.name} has no checksum in the archive.")
+                if check.status != 200:
+                    raise BadFile(
+                        f"{file.name} has no checksum in the archive, so nothing says that it came whole; take it "
+                        "with --allow-unsigned (CPBKIT_ALLOW_UNSIGNED=1)"
+                    )
                 sha, promised = hashlib.sha256(found.body).hexdigest(), archive.parse_checksum(check.body, file.name)
                 if sha != promised:
                     raise BadFile(
@@ -256,7 +330,8 @@ class _Fetch:
             except BadFile as error:
                 wrong = error
                 continue
-            self.store.keep_part(order.market, order.series, file.name, found.body)
+            if keep:
+                self.store.keep_part(order.market, order.series, file.name, found.body)
             return piece
         raise BadFile(f"{wrong}; it was downloaded twice and is refused")
 
@@ -268,9 +343,9 @@ class _Fetch:
             page, clock = self._page(order, startTime=at // 10**6, endTime=end // 10**6 - 1, limit=archive.REST_BARS)
             now = min(now, clock)
             rows = archive.rows_of(page, name)
-            pages.append(page)
-            if len(rows) < archive.REST_BARS:
+            if not rows:  # a short page alone may be a host that gives fewer bars than it was asked for
                 break
+            pages.append(page)
             following = int(rows[-1][0]) * 10**6 + order.step
             if following <= at:
                 raise BadFile(f"{name}: the answers do not go forward in time")
@@ -309,6 +384,63 @@ class _Fetch:
             pass
         return None
 
+    def _until_delisted(self, order: Order, held: Holding, troubles: list[Exception]) -> tuple[Order, list[Exception]]:
+        """End an order where its symbol's trading ended, if the venue says that it is not traded any more."""
+        inside = held.starts[(held.starts >= order.first) & (held.starts < order.end)]
+        if not len(inside) or min(order.end, order.now) - inside[-1] < ENDED:
+            return order, troubles
+        unknown = [error for error in troubles if isinstance(error, UnknownName)]
+        if not unknown and (len(troubles) or self._is_traded(order)):
+            return order, troubles
+        last = int(inside[-1])
+        note = f"{order.symbol} is not traded on {order.market} any more; its last bar is of {stamp(last)}."
+        order = replace(order, end=last + order.step, notes=(*order.notes, note))
+        return order, [error for error in troubles if error not in unknown]
+
+    def _is_traded(self, order: Order) -> bool:
+        """Ask whether a symbol is traded; where nobody says otherwise it is."""
+        url = self.hosts.rest(order.market, "exchangeInfo")
+        try:
+            answer = self.client.get(url, {"symbol": order.contract.name}, limit=LISTING_LIMIT)
+        except SourceError:
+            return True
+        if answer.status == 400:
+            return b"-1121" not in answer.body
+        found = re.search(
+            rb'"symbol"\s*:\s*"%s"\s*,[^{}]*?"status"\s*:\s*"(\w+)"' % order.contract.name.encode(), answer.body
+        )
+        return found is None or found[1] == b"TRADING"
+
+    def _second_opinions(self, order: Order, held: Holding) -> list[Opinion]:
+        """Compare one month in each quarter with a second source; what is not there is no opinion."""
+        months = [file.date for file in map(order.file, dates(held.starts[held.ranks == RANK["monthly"]], "M"))]
+        quarters: dict[str, list[str]] = {}
+        for month in months:
+            low, high = order.file(month).span
+            if low >= order.first and high <= order.end:
+                quarters.setdefault(f"{month[:4]} {(int(month[5:]) - 1) // 3}", []).append(month)
+        chosen = [listed[len(listed) // 2] for listed in quarters.values()]
+        jobs = [
+            (f"{order.series} {month} (second opinion)", functools.partial(self._opinion, order, month, held))
+            for month in chosen
+        ]
+        return [found for found in self._run(jobs) if isinstance(found, Opinion)]
+
+    def _opinion(self, order: Order, month: str, held: Holding) -> Opinion | None:
+        """Compare a month with the sum of the next finer interval, or else one of its days with the day's own file."""
+        sources = [replace(order, interval=FINER[order.interval]).file(month)] if order.interval in FINER else []
+        if order.interval not in archive.MONTHLY_ONLY:
+            sources.append(order.file(f"{month}-15"))
+        for file in sources:
+            try:
+                piece = self._get_file(replace(order, interval=file.interval), file, keep=False)
+            except SourceError as error:
+                log.warning("no second opinion from %s: %s", file.name, error)
+                continue
+            if isinstance(piece, Piece):
+                return compare(held, piece, order.step, file.interval != order.interval)
+        return None
+
     def _exists(self, file: ArchiveFile) -> bool:
         try:
             return self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096).status == 200
@@ -327,6 +459,33 @@ class _Fetch:
         except UnknownName as error:
             return error
         return UnknownName(f"{order.symbol} has no bars on the {order.market} market")
+
+
+DROPPED = ("duplicates", "off_grid", "unfinished", "conflicts")
+
+
+def compare(held: Holding, piece: Piece, step: int, finer: bool) -> Opinion:
+    """Compare the bars of a holding with a file of the same interval, or with the sums of a finer one.
+
+    step: ns of a bar of the holding. Of a finer file only bars are compared that it has all parts of.
+    """
+    starts, values = piece.starts, piece.values[:, :5]
+    if finer:
+        parts = step // int(np.diff(starts).min()) if len(starts) > 1 else 1
+        whole = starts // step * step
+        begins = np.flatnonzero(np.append(True, whole[1:] != whole[:-1])[: len(whole)])
+        counts = np.diff(np.append(begins, len(whole)))
+        ends = begins + counts - 1
+        joins = (np.maximum.reduceat, np.minimum.reduceat)
+        high, low = (join(values[:, i], begins) for i, join in zip((1, 2), joins, strict=True))
+        summed = [values[begins, 0], high, low, values[ends, 3], np.add.reduceat(values[:, 4], begins)]
+        full = counts == parts
+        starts, values = whole[begins][full], np.column_stack(summed)[full]
+    _, mine, theirs = np.intersect1d(held.starts, starts, assume_unique=True, return_indices=True)
+    differ = ~np.isclose(held.values[mine, :5], values[theirs], rtol=1e-7, atol=0).all(axis=1)
+    first = stamp(held.starts[mine][differ][0]) if differ.any() else ""
+    record = piece.record
+    return Opinion(record.name, record.start, record.end, len(mine), int(differ.sum()), first)
 
 
 def _finish(order: Order, held: Holding, troubles: list[Exception], archive_failed: bool) -> Klines:
@@ -362,11 +521,23 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         stand_ins = int((held.ranks[low:high] < RANK["monthly"]).sum())
         if record.kind == "monthly" and stand_ins:
             notes.append(f"{record.name} lacks {stand_ins} bars; they come from daily files or REST.")
+    between = (stamp(first), stamp(order.end))
+    opinions = [o for o in held.opinions if o.start < order.end and o.end > first]
+    checked = sum(opinion.compared for opinion in opinions)
+    if checked:
+        wrong = sum(opinion.differ for opinion in opinions)
+        notes.append(
+            f"{checked:,} bars were compared with {len(opinions)} other files ({opinions[0].against} first): "
+            + (f"{wrong} differ, the first at {min(o.first for o in opinions if o.first)}." if wrong else "all agree.")
+        )
+    disagreements = [d for d in held.disagreements if between[0] <= d.first < between[1]]
+    disagreements += [
+        Disagreement(f"cached and {o.against}", o.first, o.differ, o.compared, 0.0) for o in opinions if o.differ
+    ]
     frame = pd.DataFrame(held.values, pd.DatetimeIndex(held.starts.view("M8[ns]")), archive.COLUMNS)
     for name in EXTRAS:
         if not frame[name].any() and frame["volume"].any():
             del frame[name]  # a source that has no such figures writes zeros
-    between = (stamp(first), stamp(order.end))
     return validate(
         frame,
         order.series,
@@ -376,8 +547,9 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         start=first,
         end=order.end - 1,
         now=order.now,
-        dropped={name: sum(getattr(r, name) for r in records) for name in ("duplicates", "off_grid", "unfinished")},
-        disagreements=[d for d in held.disagreements if between[0] <= d.first < between[1]],
+        dropped={name: sum(getattr(r, name) for r in records) for name in DROPPED},
+        disagreements=disagreements,
+        checked=checked,
         notes=notes,
     )
 

@@ -35,6 +35,18 @@ class CacheError(DataError):
     """A cache that cannot be written."""
 
 
+@dataclass(frozen=True)
+class Opinion:
+    """What a second source said of bars: another file, or the sum of a finer interval."""
+
+    against: str  # BTCUSDT-15m-2025-02.zip
+    start: int  # first instant it speaks for, ns
+    end: int  # instant after the last, ns
+    compared: int  # bars
+    differ: int
+    first: str = ""  # that differs: bar start, UTC
+
+
 @dataclass(frozen=True, eq=False)
 class Holding:
     """All that is kept of a series, the usual gaps and other assets included; nothing when it is new."""
@@ -46,6 +58,8 @@ class Holding:
     absent: dict[str, int] = field(default_factory=dict)  # file the archive did not have: when it was asked, ns
     disagreements: tuple[Disagreement, ...] = ()
     first_bar: int | None = None  # of the symbol on the venue, ns, as its REST host says
+    opinions: tuple[Opinion, ...] = ()  # what second sources said of some of the bars
+    fresh: frozenset[str] = frozenset()  # names of the records that were read since the holding was; not kept
     damage: str = ""  # why the file in the cache could not be used
 
 
@@ -68,7 +82,7 @@ class Entry:
 def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
     """Add pieces to a holding: of two bars the one of the higher rank stays, of equal rank the later one."""
     disagreements = {(d.between, d.first): d for d in held.disagreements}
-    bars, records = (held.starts, held.values, held.ranks), held.records
+    bars, records, fresh = (held.starts, held.values, held.ranks), held.records, set(held.fresh)
     for piece in pieces:
         if len(piece.starts):
             rank = RANK[piece.record.kind]
@@ -81,14 +95,37 @@ def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
             bars = tuple(
                 np.concatenate((array[:low], new, array[high:])) for array, new in zip(bars, stretch, strict=True)
             )
-        records = {**_not_replaced(records, piece.record, bars[0], bars[2]), piece.record.name: piece.record}
+        record, earlier = piece.record, records.get(piece.record.name)
+        if earlier and record.kind == "rest":
+            record = replace(record, asked=earlier.asked + 1)
+        records = {**_not_replaced(records, record, bars[0], bars[2]), record.name: record}
+        fresh |= {record.name}
     return replace(
         held,
+        fresh=frozenset(fresh),
         starts=bars[0],
         values=bars[1],
         ranks=bars[2],
         records=records,
         disagreements=tuple(disagreements[key] for key in sorted(disagreements)),
+    )
+
+
+def forget(held: Holding, first: int, end: int) -> Holding:
+    """Return a holding without what it knows of [first, end) ns, whole files of it."""
+    gone = [record for record in held.records.values() if record.start < end and record.end > first]
+    first, end = min([first, *(r.start for r in gone)]), max([end, *(r.end for r in gone)])
+    kept = (held.starts < first) | (held.starts >= end)
+    low, high = stamp(first), stamp(end)
+    return replace(
+        held,
+        starts=held.starts[kept],
+        values=held.values[kept],
+        ranks=held.ranks[kept],
+        records={name: r for name, r in held.records.items() if r.end <= first or r.start >= end},
+        absent={},
+        disagreements=tuple(d for d in held.disagreements if not low <= d.first < high),
+        opinions=tuple(o for o in held.opinions if o.end <= first or o.start >= end),
     )
 
 
@@ -155,15 +192,27 @@ class Store:
         pieces: Iterable[Piece],
         absent: dict[str, int] | None = None,
         first_bar: int | None = None,
+        *,
+        compared: Iterable[str] = (),
+        now: str = "",
+        opinions: Iterable[Opinion] = (),
+        forgotten: tuple[int, int] | None = None,
     ) -> Holding:
-        """Merge what was fetched into the file of a series, after whatever another process has put there."""
+        """Merge what was fetched into the file of a series, after whatever another process has put there.
+
+        compared: files whose checksum was found unchanged at `now`. forgotten: the span (ns) whose old bars go first.
+        """
         path = self.path(market, series)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock(market, series):
                 for orphan in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
                     orphan.unlink(missing_ok=True)
-                held = merge(self.read(market, series), pieces)
+                held = self.read(market, series)
+                held = merge(forget(held, *forgotten) if forgotten else held, pieces)
+                same = {name: replace(held.records[name], compared_at=now) for name in compared if name in held.records}
+                told = {opinion.against: opinion for opinion in (*held.opinions, *opinions)}
+                held = replace(held, records={**held.records, **same}, opinions=tuple(told.values()))
                 known = {**held.absent, **(absent or {})}
                 held = replace(
                     held,
@@ -289,6 +338,7 @@ def _overlay(below: Holding, above: Holding) -> Holding:
         {**below.absent, **above.absent},
         tuple(sorted({*below.disagreements, *above.disagreements}, key=lambda d: (d.between, d.first))),
         above.first_bar if above.first_bar is not None else below.first_bar,
+        tuple({o.against: o for o in (*below.opinions, *above.opinions)}.values()),
     )
 
 
@@ -301,6 +351,7 @@ def _to_parquet(held: Holding, series: str) -> bytes:
         "absent": dict(sorted(held.absent.items())),
         "disagreements": [asdict(d) for d in held.disagreements],
         "first_bar": held.first_bar,
+        "opinions": [asdict(opinion) for opinion in held.opinions],
     }
     about["digest"] = _digest(held, about)
     columns = [pa.array(held.starts).cast(pa.timestamp("ns", tz="UTC"))]
@@ -337,6 +388,7 @@ def _read(path: Path) -> Holding:
             about["absent"],
             tuple(Disagreement(**d) for d in about["disagreements"]),
             about["first_bar"],
+            tuple(Opinion(**opinion) for opinion in about.get("opinions", ())),
         )
         right = about["digest"] == _digest(held, about)
     # A flipped bit can surface as any of these, from the Thrift footer to a JSON key.

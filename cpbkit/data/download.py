@@ -1,23 +1,34 @@
 """HTTP for many small files: one pool of connections, retries with limits, and hosts that are left alone in time."""
 
+import contextlib
 import email.utils
+import queue
 import random
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import requests
 import urllib3
+import urllib3.connection
 
 from cpbkit.errors import SourceError
 
 REFUSALS = {
+    401: "wants a login (HTTP 401)",
+    407: "is behind a proxy that wants a login (HTTP 407)",
     451: "does not serve this place (HTTP 451): the venue shuts out many countries, and the data centres that "
     "Colab and Kaggle run in",
     403: "turned the request away (HTTP 403): its firewall does not want this address or what was asked",
     418: "has banned this address for asking too much (HTTP 418); that lasts from two minutes to three days",
 }
+REDIRECTS = (301, 302, 303, 307, 308)
+HOPS = 3  # on the same host
 _CHUNK = 1 << 16
 
 
@@ -27,7 +38,7 @@ class Retries:
 
     connect: float = 10.0  # s
     read: float = 20.0  # s without a byte
-    whole: float = 240.0  # s for one body; a body that takes longer is not asked for again
+    whole: float = 240.0  # s for one exchange, from the request to the last byte; a longer one is not tried again
     tries: int = 4
     backoff: float = 0.5  # s before the second try, then doubled, with jitter
     longest_wait: float = 30.0  # s, also of a Retry-After
@@ -74,6 +85,89 @@ class _Host:
         self.gone: Gone | None = None
 
 
+@dataclass(eq=False)
+class _Exchange:
+    """One request and its answer, as the watchman sees it."""
+
+    deadline: float  # monotonic s
+    late: bool = False
+    sock: socket.socket | None = None
+
+    def cut(self) -> None:
+        """Wake the thread that waits for bytes."""
+        with contextlib.suppress(OSError, AttributeError):  # it may have just ended by itself
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+_under_way = threading.local()  # .exchange: of this thread
+
+
+class _Watched:
+    """A connection that shows its socket: a header that drips byte by byte lets no timeout of a socket pass."""
+
+    def getresponse(self, *args, **kwargs):
+        exchange = getattr(_under_way, "exchange", None)
+        if exchange:
+            exchange.sock = self.sock
+        return super().getresponse(*args, **kwargs)
+
+
+class _Http(urllib3.HTTPConnectionPool):
+    ConnectionCls = type("WatchedHTTP", (_Watched, urllib3.connection.HTTPConnection), {})
+
+
+class _Https(urllib3.HTTPSConnectionPool):
+    ConnectionCls = type("WatchedHTTPS", (_Watched, urllib3.connection.HTTPSConnection), {})
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    def init_poolmanager(self, *args, **kwargs):
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": _Http, "https": _Https}
+
+    def proxy_manager_for(self, *args, **kwargs):
+        manager = super().proxy_manager_for(*args, **kwargs)
+        manager.pool_classes_by_scheme = {"http": _Http, "https": _Https}
+        return manager
+
+
+class Pool:
+    """Threads for jobs, which do not keep the program alive: an interrupt ends it whatever they wait for."""
+
+    def __init__(self, threads: int):
+        self._jobs: queue.SimpleQueue[tuple[Future, Callable, tuple] | None] = queue.SimpleQueue()
+        self._threads = threads
+        self._started = 0
+
+    def submit(self, function: Callable[..., Any], *arguments) -> Future:
+        """Let a thread call a function; return its Future."""
+        if self._started < self._threads:
+            self._started += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        future: Future = Future()
+        self._jobs.put((future, function, arguments))
+        return future
+
+    def close(self) -> None:
+        """Drop the jobs that wait; the threads end when they are through with theirs."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if job := self._jobs.get_nowait():
+                    job[0].cancel()
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            future, function, arguments = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:  # handed to whoever asks for the result
+                future.set_exception(error)
+
+
 class Client:
     """Gets bodies for many threads through one pool of connections, until it is closed."""
 
@@ -86,14 +180,39 @@ class Client:
         self._session = requests.Session()
         self._session.trust_env = False  # read once a host below: a look for proxies takes longer than a small file
         for scheme in ("https://", "http://"):
-            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=threads))
+            self._session.mount(scheme, _Adapter(pool_maxsize=threads))
         # Bodies are zips, or small: plain bytes keep Content-Length meaningful.
         self._session.headers["Accept-Encoding"] = "identity"
+        self._exchanges: set[_Exchange] = set()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
-        """Make every thread give up at its next byte, wait or try."""
+        """Make every thread give up at once."""
         self._stopped.set()
+        with self._lock:
+            for exchange in self._exchanges:
+                exchange.cut()
         self._session.close()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(min(0.25, self.retries.whole / 4)):
+            with self._lock:
+                for exchange in self._exchanges:
+                    if time.monotonic() > exchange.deadline:
+                        exchange.late = True
+                        exchange.cut()
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[_Exchange]:
+        exchange = _under_way.exchange = _Exchange(time.monotonic() + self.retries.whole)
+        with self._lock:
+            self._exchanges.add(exchange)
+        try:
+            yield exchange
+        finally:
+            _under_way.exchange = None
+            with self._lock:
+                self._exchanges.discard(exchange)
 
     def get(self, url: str, params: dict | None = None, *, limit: int) -> Answer:
         """Get a body of at most `limit` bytes.
@@ -122,13 +241,14 @@ class Client:
         except Refused as error:
             host.gone = error
             raise
-        except Unavailable:
+        except Unavailable as error:
             with self._lock:
                 host.given_up += 1
                 if host.given_up >= retries.dead_after and not host.gone:
+                    last = f"after {retries.tries} tries ({reason})" if reason else f"so: {error}"
                     host.gone = Gone(
                         f"{urlsplit(url).netloc} is not to be reached: {host.given_up} files in a row failed, the last "
-                        f"after {retries.tries} tries ({reason or 'its body came too slowly or was too long'})"
+                        f"{last}"
                     )
             raise
 
@@ -151,36 +271,59 @@ class Client:
             raise Unavailable("stopped")
 
     def _once(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer:
+        with self._exchange() as exchange:
+            try:
+                for _ in range(HOPS + 1):
+                    answer = self._hop(host, url, params, limit)
+                    if exchange.late:  # an answer that was cut off in its header looks whole
+                        raise TimeoutError
+                    if isinstance(answer, Answer):
+                        return answer
+                    url, params = answer, None
+                raise Unavailable(f"{url} sends on in a circle: {HOPS} redirects led nowhere")
+            except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
+                raise Unavailable(f"{url}: {error}") from None
+            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                if exchange.late:  # ValueError: what reading from a socket that was cut can end in
+                    raise Unavailable(f"{url} took more than {self.retries.whole:.0f} s, which is too slow") from None
+                self._wait(0)
+                if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
+                    raise
+                raise _Again(_plain(error)) from None
+
+    def _hop(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer | str:
+        """Ask once; return the answer, or where on the same host it is."""
         timeout = (self.retries.connect, self.retries.read)
-        try:
-            with self._session.get(url, params=params, timeout=timeout, **host.settings) as response:
-                status, headers = response.status_code, response.headers
-                if status in REFUSALS:
-                    raise Refused(f"{urlsplit(url).netloc} {REFUSALS[status]}")
-                if status in (408, 429) or status >= 500:
-                    asked = headers.get("Retry-After", "") if status == 429 else ""
-                    raise _Again(f"HTTP {status}", float(asked) if asked.isdigit() else 0.0)
-                if status not in (200, 400, 404):
-                    raise Unavailable(f"{url} answered HTTP {status}, which it never should")
-                body = self._body(response, url, limit)
-        except (requests.exceptions.InvalidURL, requests.exceptions.TooManyRedirects) as error:
-            raise Unavailable(f"{url}: {error}") from None
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise _Again(_plain(error)) from None
+        with self._session.get(url, params=params, timeout=timeout, allow_redirects=False, **host.settings) as response:
+            status, headers = response.status_code, response.headers
+            if status in REFUSALS:
+                raise Refused(f"{urlsplit(url).netloc} {REFUSALS[status]}")
+            if status in (408, 429) or status >= 500:
+                asked = headers.get("Retry-After", "") if status == 429 else ""
+                raise _Again(f"HTTP {status}", float(asked) if asked.isdigit() else 0.0)
+            if status in REDIRECTS:
+                there = urljoin(response.url, headers.get("Location", ""))
+                if urlsplit(there)[:2] != urlsplit(response.url)[:2]:
+                    raise Unavailable(
+                        f"{urlsplit(url).netloc} sends on to {'://'.join(urlsplit(there)[:2])}, and other hosts are "
+                        "not followed; name that one yourself if you trust it (--archive-url, --rest-url)"
+                    )
+                return there
+            if status not in (200, 400, 404):
+                raise Unavailable(f"{url} answered HTTP {status}, which is no whole file")
+            body = self._body(response, url, limit)
         with self._lock:
             self.bytes += len(body)
         date, used = email.utils.parsedate_tz(headers.get("Date", "")), headers.get("X-MBX-USED-WEIGHT-1M", "")
         return Answer(status, body, email.utils.mktime_tz(date) if date else None, int(used) if used.isdigit() else 0)
 
     def _body(self, response: requests.Response, url: str, limit: int) -> bytes:
-        deadline, body = time.monotonic() + self.retries.whole, bytearray()
-        # read() of a drip of bytes would return only when the chunk is full, and no deadline would be seen.
+        body = bytearray()
+        # read() of a drip of bytes would return only when the chunk is full.
         while chunk := response.raw.read1(_CHUNK):
             body += chunk
             if len(body) > limit:
                 raise Unavailable(f"{url} sends more than {limit:,} bytes, which no file of bars has")
-            if time.monotonic() > deadline:
-                raise Unavailable(f"{url} sent {len(body):,} bytes in {self.retries.whole:.0f} s, which is too slow")
             self._wait(0)
         return bytes(body)
 

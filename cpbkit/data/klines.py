@@ -92,6 +92,7 @@ class Passport:
     jumps: tuple[Jump, ...] = ()
     tenfold: tuple[str, ...] = ()  # bar starts, UTC, whose prices stand a factor of ten off their neighbours
     disagreements: tuple[Disagreement, ...] = ()
+    checked: int = 0  # bars that were compared with a second source
     notes: tuple[str, ...] = ()  # sentences for a person
     synthetic: bool = False
 
@@ -104,6 +105,11 @@ class Passport:
     def unexplained(self) -> int:
         """Missing bars that no known halt of the venue explains."""
         return sum(gap.bars for gap in self.gaps if not gap.name)
+
+    @property
+    def doubts(self) -> int:
+        """Bars that two sources or two rows tell differently, or that stand a factor of ten off their neighbours."""
+        return sum(each.bars for each in self.disagreements) + self.conflicts + len(self.tenfold)
 
     @property
     def complete(self) -> bool:
@@ -224,6 +230,7 @@ def validate(
     phase: int | None = None,
     dropped: Mapping[str, int] | None = None,
     disagreements: Iterable[Disagreement] = (),
+    checked: int = 0,
     notes: Iterable[str] = (),
     synthetic: bool = False,
 ) -> Klines:
@@ -233,7 +240,7 @@ def validate(
     start, end: first and last instant asked for, both inclusive (default: the first and the last bar).
     now: bars that close after it are unfinished (default: all are closed). Instants: ns, or as pd.Timestamp reads.
     phase: where bars start on the grid, where that is not as `grid_phase` says (ns).
-    dropped, disagreements, notes: what the source already dropped (as `sift` counts it) or found.
+    dropped, disagreements, checked, notes: what the source already dropped (as `sift` counts it) or found.
     Raises DataError with the first bad bar.
     """
     _, interval = split_name(series)
@@ -283,6 +290,7 @@ def validate(
         ),
         tenfold=_find_tenfold(starts, values, step),
         disagreements=tuple(disagreements),
+        checked=checked,
         notes=tuple(notes),
         synthetic=synthetic,
     )
@@ -316,6 +324,7 @@ _SHOWN: dict[str, Callable[[Passport], Any]] = {
     "jumps": lambda p: len(p.jumps),
     "tenfold": lambda p: len(p.tenfold),
     "disagreements": lambda p: sum(d.bars for d in p.disagreements),
+    "checked": lambda p: p.checked,
     "notes": lambda p: " ".join(p.notes),
 }
 

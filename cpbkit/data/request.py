@@ -18,6 +18,8 @@ WILD = DAY_NS  # after a listing, left out: the first hours trade far from every
 ROLLED_UP = 100 * DAY_NS  # a month this old has its monthly file, or never gets one
 ASK_AGAIN = 6 * 3600 * SECOND_NS  # a file that the archive lacked: it may have come since
 ASK_OLD_AGAIN = 7 * DAY_NS  # the same for one older than ROLLED_UP
+BELIEVED = 2  # answers that say the same of a hole before it is taken for the venue's: one may have been cut short
+REWRITTEN = 45 * DAY_NS  # the venue corrects files that are younger more often than older ones
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,37 @@ def missing_bars(order: Order, held: Holding) -> np.ndarray:
 
 
 def unasked_bars(order: Order, held: Holding) -> np.ndarray:
-    """Return the missing bars that no answer of the REST host speaks for."""
+    """Return the missing bars that no answer of the REST host speaks for; an old answer must be one of several."""
     absent = missing_bars(order, held)
-    for record in held.records.values():
+    said = np.zeros(len(absent), np.int64)
+    for name, record in held.records.items():
         if record.kind == "rest":
-            absent = absent[(absent < record.start) | (absent >= record.end)]
-    return absent
+            age = order.now - _instant(record.fetched_at)
+            weight = BELIEVED if name in held.fresh else record.asked if age < ASK_OLD_AGAIN else 0
+            said += weight * ((absent >= record.start) & (absent < record.end))
+    return absent[said < BELIEVED]
+
+
+def doubtful_months(order: Order, held: Holding) -> list[ArchiveFile]:
+    """List the monthly files that were read and may be other ones now: recent ones, and those with holes."""
+    holes, found = unasked_bars(order, held), []
+    for record in held.records.values():
+        if record.kind != "monthly" or record.name in held.fresh or not order.first < record.end <= _month_end(order):
+            continue
+        lately = order.now - _instant(record.compared_at or record.fetched_at) < ASK_AGAIN
+        recent = record.end > order.now - REWRITTEN and not lately
+        if recent or ((holes >= record.start) & (holes < record.end)).any():
+            found.append(order.file(stamp(record.start)[:7]))
+    return found
+
+
+def _month_end(order: Order) -> int:
+    """Return the instant after the last month of an order."""
+    return order.file(stamp(order.end - 1)[:7]).span[1]
+
+
+def _instant(written: str) -> int:
+    return int(np.datetime64(written, "ns").astype(np.int64)) if written else 0
 
 
 def lacking_months(order: Order, held: Holding) -> list[ArchiveFile]:
