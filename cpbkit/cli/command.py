@@ -211,17 +211,7 @@ which_source = _options(
 any_setting = click.option(
     "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
 )
-change_settings = _options(
-    click.option("--epochs", type=click.IntRange(1), help="At most so many."),
-    click.option(
-        "--search",
-        multiple=True,
-        callback=_search,
-        metavar="NAME=V1,V2",
-        help=f"Train these values side by side, validation chooses: {', '.join(SEARCHED)}.",
-    ),
-    any_setting,
-)
+change_settings = _options(click.option("--epochs", type=click.IntRange(1), help="At most so many."), any_setting)
 which_settings = _options(
     click.option(
         "--preset",
@@ -230,6 +220,13 @@ which_settings = _options(
         help=f"One of {', '.join(PRESETS)}, or the JSON file of an own one.",
     ),
     change_settings,
+    click.option(
+        "--search",
+        multiple=True,
+        callback=_search,
+        metavar="NAME=V1,V2",
+        help=f"Train these values side by side, validation chooses: {', '.join(SEARCHED)}.",
+    ),
 )
 
 

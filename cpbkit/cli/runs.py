@@ -355,7 +355,7 @@ def report(folder):
 )
 @run_folder
 @click.option("--symbols", callback=names, help="Such as BTC,ETH.  [default: all that have a model]")
-@click.option("--bars", type=click.Path(exists=True, dir_okay=False), help="Own bars, of the one series chosen.")
+@click.option("--bars", type=click.Path(dir_okay=False), help="Own bars, of the one series chosen.")
 @trust_code
 @as_json
 def forecast(folder, symbols, bars, trust_code, as_json):
