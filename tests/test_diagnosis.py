@@ -197,6 +197,12 @@ def test_more_waiting_never_turns_waits_into_data(n, factor):
         assert decide(slower).verdict == "SYNC_BOUND"
 
 
+def test_a_ceiling_too_good_to_be_true_says_so():
+    found = decide(vary(loop=1000.0, loader=990.0))
+    assert "suspicious" in next(f.note for f in found.fixes if f.ceiling > 50)
+    assert not any("suspicious" in f.note for f in decide(HEALTHY).fixes)
+
+
 def test_nothing_is_advised_where_nothing_can_run():
     for code in STOPPERS:
         assert decide(CELL, ((code, "x"),)).fixes == ()

@@ -134,21 +134,37 @@ def test_a_capture_that_fails_leaves_torch_as_it_was():
     [
         ("honest", "CUDA graph"),
         ("empty", "eager: replayed, the captured step had other gradients"),
+        ("shallow", "eager: replayed, the captured step had other gradients"),
+        ("unmoved", "eager: replayed, the captured step moved the weights elsewhere"),
         ("broken", "eager: the step could not be captured (it waits)"),
     ],
 )
 def test_a_captured_step_is_held_to_the_step_and_leaves_no_trace(monkeypatch, kind, mode):
-    modes = []
+    modes, stacks = [], []
 
     def capture(step, device, prepare):
         prepare()
         step()
+        stack = stacks[-1]
+        unseen = stack.gradients == 0  # below a head that starts at zero
         prepare()
         if kind == "broken":
             raise RuntimeError("it waits")
-        return SimpleNamespace(replay=step if kind == "honest" else lambda: None)
+
+        def shallow():
+            step()
+            stack.gradients.masked_fill_(unseen, 0)
+
+        def unmoved():
+            before = stack.weights.clone()
+            step()
+            stack.weights.copy_(before)
+
+        replays = {"honest": step, "empty": lambda: None, "shallow": shallow, "unmoved": unmoved}
+        return SimpleNamespace(replay=replays[kind])
 
     def captured(step, stack, i):
+        stacks.append(stack)
         run, said = loop._captured(step, stack, i)
         modes.append(said)
         return run, said
@@ -183,3 +199,44 @@ def test_the_precision_of_products_is_put_back_whichever_interface_set_it(name, 
         assert flags.fp32_precision == before
     finally:
         torch.set_float32_matmul_precision(legacy)
+
+
+def test_a_row_that_overflows_in_float16_stands_still():
+    experiment = vary(SMALL, precision="float16", clip_value=1.0)
+    windows, stack = assemble(experiment, [walk("A", 200), walk("B", 220)], "cpu")
+    Fit(stack)  # makes the sums of an epoch
+    x, last, y = windows.gather(torch.zeros(2, 8, dtype=torch.long))
+
+    def move(factors):
+        losses = (stack.net(x, last, None) - y).square().mean((1, 2, 3))
+        loop._move(stack, experiment.training, losses * torch.tensor(factors), torch.zeros(1, dtype=torch.long))
+        return stack.weights.clone()
+
+    before = move([1.0, 1.0])  # from here on both have momentum
+    rates = stack.table["learning_rate"].clone()
+    after = move([1e38, 1.0])  # whose gradient is infinite, and clamped would look like any other
+    assert stack.table["skipped_sum"].tolist() == [1, 0]
+    assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
+    assert torch.equal(stack.table["learning_rate"], rates)
+    again = move([1.0, 1.0])
+    assert not torch.equal(again[0], after[0]), "it goes on with the next batch"
+
+
+@pytest.mark.parametrize(
+    "text, short",
+    [
+        ("CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", False),
+    ],
+)
+def test_what_counts_as_out_of_memory(text, short):
+    assert loop.is_out_of_memory(RuntimeError(text)) == short
+
+
+def test_deterministic_after_cublas_has_started_is_said(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with loop.precision(vary(SMALL, deterministic=True).training, torch.device("cpu")):
+        assert "CUBLAS_WORKSPACE_CONFIG was set" in caplog.text

@@ -62,7 +62,6 @@ def without_gpu(**changes):
         ),
         (vary(smoke="no kernel image is available"), "ARCH_OR_DRIVER_MISMATCH", "no kernel image"),
         (vary(variables={"CUDA_LAUNCH_BLOCKING": "1"}), "DEBUG_MODE_ON", "CUDA_LAUNCH_BLOCKING=1"),
-        (vary(variables={"TORCH_USE_CUDA_DSA": "1"}), "DEBUG_MODE_ON", "TORCH_USE_CUDA_DSA"),
         (vary(anomaly=True), "DEBUG_MODE_ON", "anomaly"),
         (vary(sync_debug=True), "DEBUG_MODE_ON", "sync debug"),
         (vary(cudnn_enabled=False), "DEBUG_MODE_ON", "cuDNN is off"),
@@ -209,8 +208,16 @@ def test_only_recomputable_things_are_called_clearable(tmp_path):
     assert all(size == 2_000_000 for _, size in found) and all(path.exists() for path in keep + spare)
 
 
+def test_a_variable_that_does_nothing_without_a_gpu_hides_no_verdict():
+    report = judge(without_gpu(nvidia_present=False, variables={"CUDA_LAUNCH_BLOCKING": "1"}))
+    assert "DEBUG_MODE_ON" not in dict(report.codes)
+    assert any("CUDA_LAUNCH_BLOCKING=1" in finding.text for finding in report.findings)
+
+
 def test_chips_are_found_by_a_whole_word():
     assert find_chip("Tesla T4").name == "T4"
     assert find_chip("NVIDIA A100-SXM4-40GB").name == "A100"
     assert find_chip("NVIDIA L40S") is None and find_chip("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
     assert find_chip("NVIDIA H100 80GB HBM3").name == "H100"
+    assert find_chip("NVIDIA RTX PRO 6000 Blackwell Server Edition").name == "RTX PRO 6000"
+    assert find_chip("NVIDIA RTX 6000 Ada Generation") is None

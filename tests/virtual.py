@@ -89,7 +89,7 @@ class Machine(HostClock):
         (hh, dh), (hd, dd) = self.steps[batch.is_meta]
         self.host, self.device = max(self.host + hh, self.device + hd), max(self.host + dh, self.device + dd)
 
-    def count(self, train, optimizer) -> Census:
+    def count(self, train) -> Census:
         """Return what a census would have counted."""
         census, launches = Census(), self.workload.launches
         census.kernels = len(launches)

@@ -1,9 +1,8 @@
 """Counting what a step asks of torch, call by call: launches, waits, FLOP, bytes, and what stays alive."""
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -42,7 +41,7 @@ class Census(TorchDispatchMode):
         self.recurrences: list[Recurrence] = []  # library layers that were called
         self.gates = 0  # sigmoids and tanhs: many of them are a recurrence written out
         self.precision = "float32"  # of the last matrix product
-        self.optimizer_kernels = 0  # launches of an optimiser that walks tensor by tensor
+        self.read: set[int] = set()  # storages of the tensors that were read
         self.paused = True  # until entered, and within a layer that is counted as a whole
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -65,6 +64,7 @@ class Census(TorchDispatchMode):
         made, read = (
             [t for t in tree_leaves(things) if isinstance(t, torch.Tensor)] for things in (out, (args, kwargs))
         )
+        self.read.update(tensor.untyped_storage()._cdata for tensor in read)
         for storage in (tensor.untyped_storage() for tensor in made):
             self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
         if packet in WAITS or _copies_to_host(packet, read, made, args):
@@ -81,26 +81,6 @@ class Census(TorchDispatchMode):
         flop = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         self.costs.append((flop, sum(t.nbytes for t in (*read, *made))))
         return out
-
-    @contextlib.contextmanager
-    def watching(self, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-        """Count an optimiser's launches apart, if it is one that walks tensor by tensor."""
-        hooks, marks = [], []
-        if optimizer is not None:
-            settings, on_gpu = optimizer.param_groups[0], optimizer.param_groups[0]["params"][0].is_cuda
-            together = settings.get("fused") or settings.get("foreach")
-            if not together and not (settings.get("foreach") is None and on_gpu):
-
-                def note(*_) -> None:
-                    marks.append(self.kernels)
-
-                hooks = [optimizer.register_step_pre_hook(note), optimizer.register_step_post_hook(note)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self.optimizer_kernels = sum(marks[1::2]) - sum(marks[::2])
 
     def end_step(self) -> None:
         """Close a step: note the bytes of tensors made so far that somebody still holds."""
@@ -125,7 +105,7 @@ def _copies_to_host(packet, read: list, made: list, args) -> bool:
     return any(t.is_cuda for t in read) and bool(made) and made[0].device.type == "cpu"
 
 
-def take_census(train: Callable[[], object], optimizer: torch.optim.Optimizer | None = None) -> Census:
+def take_census(train: Callable[[], object]) -> Census:
     """Count the calls of one step, after some over which the growth of live memory is seen."""
     with Census() as living:
         for _ in range(COUNTED):
@@ -133,7 +113,7 @@ def take_census(train: Callable[[], object], optimizer: torch.optim.Optimizer | 
             living.end_step()
             if living.kernels > 20_000:
                 break  # thousands of calls a step: few steps say enough, and more take long
-    with Census() as census, census.watching(optimizer):
+    with Census() as census:
         train()
     census.live = living.live
     return census

@@ -58,6 +58,7 @@ ON_CPU = {  # what the same verdict means where there is no device beside the ho
     "HOST_BOUND": "Starting many small operators takes more time than their arithmetic.",
     "DEVICE_BOUND": "The arithmetic sets the pace of this CPU.",
 }
+SUSPICIOUS = 50.0  # a ceiling above this is more often a mistake of the measurement than a chance
 STOPPERS = tuple(VERDICTS)[:4]  # nothing can be measured before these are cured
 CURES = {  # verdict -> the fixes that could cure it, the best first
     "GPU_IDLE_OUTSIDE_STEPS": ("less between steps",),
@@ -90,6 +91,8 @@ def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Po
         for name, (ceiling, why) in list_ceilings(pool(n, policy)).items():
             reached = math.isnan(ceiling) or ceiling >= policy.least_gain
             note = why if reached else f"not advised: at most {ceiling:.2f}x; {why}"
+            if ceiling > SUSPICIOUS:
+                note += f"; a ceiling above {SUSPICIOUS:.0f}x is suspicious: is this the loop you meant?"
             fixes.append(Fix(name, ceiling, note, reached and name in wanted))
         fixes.sort(key=lambda f: (not f.advised, -f.ceiling if math.isfinite(f.ceiling) else 0))
     beside = [f"{code}: {text}" for code, text in environment if code != verdict]

@@ -162,7 +162,8 @@ def _modes(f: Facts) -> Iterator[Finding]:
     for name, cost in DEBUG_VARIABLES.items():
         if f.variables.get(name, "0") not in ("", "0"):
             text = f"{name}={f.variables[name]} is set: {cost}. Remove it and restart the runtime"
-            yield Finding("WARN", "DEBUG_MODE_ON", text)
+            # Where there is no device it does nothing, and must not stand before what does.
+            yield Finding("WARN", "DEBUG_MODE_ON", text) if f.devices else Finding("note", "", text)
     if f.anomaly:
         yield Finding("WARN", "DEBUG_MODE_ON", "anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
     if f.sync_debug:

@@ -22,6 +22,7 @@ from cpbkit.hardware.chips import find_chip
 from cpbkit.hardware.monitor import growth
 
 BLOCKS = 7  # of steps of each kind, interleaved
+TIMED = 5  # steps in which the optimiser is timed
 LEAST_STEPS = 10  # a block on a device, where a queue must fill
 AHEAD = 3  # batches a worker may have ready: PyTorch's prefetch_factor, and one in hand
 KERNEL_GAP = 1e-3  # ms between two kernels, which the union of their intervals leaves out
@@ -122,7 +123,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
     with phase("warm-up"):
         each = _warm_up(clock, lambda: step.train(batch), seconds / 8)
     with phase("counting"):
-        census = count(lambda: step.train(batch), step.optimizer)
+        census = count(lambda: step.train(batch))
     runs = {"cached": lambda: step.train(batch)}
     if step.batches:
         runs["loop"] = lambda: step.train(next(batches))
@@ -142,7 +143,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
         loader=median(pause) * 1e3 if pause else 0.0,
         kernels=census.kernels,
         waits=len(census.waits),
-        optimizer_share=census.optimizer_kernels / max(census.kernels, 1),
+        optimizer_share=_time_optimizer(step, clock, batch),
         growth=slope if leaks else 0.0,
         spread=spread,
         batch=step.samples or count_samples(batch, step.batch_axis),
@@ -152,7 +153,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
         rnn="cells" if census.gates >= GATES and not census.recurrences else "",
         capability=torch.cuda.get_device_capability(step.place) if step.place.startswith("cuda") else (0, 0),
         serial=clock.serial,
-        misplaced=tuple(find_misplaced(step.model, None, step.optimizer, step.place)),
+        misplaced=tuple(find_misplaced(step.model, None, step.optimizer, step.place, census.read)),
         wait_lines=tuple(dict.fromkeys(census.waits)),
     )
     with phase("enqueue"):
@@ -179,6 +180,31 @@ def _take_turns(step: Step, clock, runs: dict[str, Callable], each: float, secon
                 times[kind].append(time_block(clock, run, steps) * 1e3)
             memory.append(clock.memory() / steps)  # so that the slope is one a step
     return {kind: find_middle(values) for kind, values in times.items()}, memory, steps
+
+
+def _time_optimizer(step: Step, clock, batch) -> float:
+    """Return the share of the host's time in an optimiser that walks tensor by tensor; 0 for another one."""
+    if step.optimizer is None or step.graph:
+        return 0.0
+    settings, on_gpu = step.optimizer.param_groups[0], step.optimizer.param_groups[0]["params"][0].is_cuda
+    if settings.get("fused") or settings.get("foreach") or (settings.get("foreach") is None and on_gpu):
+        return 0.0
+    times: list[float] = []
+
+    def note(*_) -> None:
+        times.append(clock.now())
+
+    hooks = [step.optimizer.register_step_pre_hook(note), step.optimizer.register_step_post_hook(note)]
+    try:
+        clock.synchronize()
+        begun = clock.now()
+        for _ in range(TIMED):
+            step.train(batch)
+        total = clock.now() - begun
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (sum(times[1::2]) - sum(times[::2])) / max(total, 1e-9)
 
 
 def _split_serial(clock, n: Numbers, step: Step, batch, resident) -> Measured:

@@ -28,11 +28,11 @@ def count_samples(batch, axis: int = 0) -> int:
     return next((t.shape[axis] for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > axis), 0)
 
 
-def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[str]:
+def find_misplaced(model, batch, optimizer=None, device: str = "cuda", used: set[int] | None = None) -> list[str]:
     """Name every tensor that is not on `device`: parameters, buffers, plain attributes, state, batch.
 
     Plain attributes are those that `module.to()` leaves behind. The step count of an optimiser may stay on the
-    host; so may a tensor without dimensions.
+    host; so may a tensor without dimensions. used: storages that a step reads; others decide nothing.
     """
     tensors: dict[str, Tensor] = {}
     for prefix, module in model.named_modules() if model is not None else ():
@@ -44,6 +44,8 @@ def find_misplaced(model, batch, optimizer=None, device: str = "cuda") -> list[s
     wanted = torch.device(device)
 
     def is_there(tensor: Tensor) -> bool:
+        if used is not None and tensor.untyped_storage()._cdata not in used:
+            return True
         same_index = wanted.index is None or tensor.device.index in (None, wanted.index)
         return tensor.dim() == 0 or (tensor.device.type == wanted.type and same_index)
 

@@ -18,6 +18,7 @@ from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.step import Step, StepFailed
 from cpbkit.gpu_check.tensors import count_samples, to_device
 from cpbkit.training.cuda_graph import capture
+from cpbkit.training.loop import is_out_of_memory
 
 WIDEST = 6  # doublings of the batch in the search for the knee
 HELD = 64  # batches kept on the device in a trial
@@ -174,7 +175,9 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
             run = step.on_samples(batch, samples * 2**power)
             run()
             once = min(time_block(clock, run) for _ in range(3))
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             break
         rates.append(2**power / once)
         if once > seconds / 8 or (power and rates[-1] < 1.1 * rates[-2]):
@@ -193,8 +196,8 @@ def _try_stack(step: Step, seconds: float) -> Gain | None:
     for count in (8, 40) if step.stacked else ():
         try:
             gain = _race(step, step.stacked(count).loop(), seconds).times(count, f"a series, {count} in a stack")
-        except (StepFailed, torch.cuda.OutOfMemoryError):
-            if best is None:
+        except (StepFailed, RuntimeError) as error:
+            if best is None or not (isinstance(error, StepFailed) or is_out_of_memory(error)):
                 raise
             break
         best = max(best or gain, gain, key=lambda g: g.gain)

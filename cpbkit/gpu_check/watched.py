@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cpbkit.gpu_check.diagnosis import Diagnosis, Fix
+from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Diagnosis, Fix
 from cpbkit.gpu_check.numbers import NAN, Policy
 from cpbkit.gpu_check.shares import Line, cure_of
 
 LEAST_LOOKS, LEAST_STEPS = 30, 5
-SUSPICIOUS = 50.0  # a ceiling above this is more often a mistake of the measurement than a chance
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from pathlib import Path
 
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 
-DEBUG_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": "every launch waits for the device",
-    "TORCH_USE_CUDA_DSA": "kernels carry assertions",
-}
+# Read at run time. TORCH_USE_CUDA_DSA, often seen beside it, is one of torch's own build.
+DEBUG_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "every launch waits for the device"}
 TPU_VARIABLES = ("COLAB_TPU_ADDR", "TPU_NAME")
 WATCHED = (*("CUDA_VISIBLE_DEVICES", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"), *DEBUG_VARIABLES, *TPU_VARIABLES)
 

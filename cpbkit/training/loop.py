@@ -27,6 +27,10 @@ from cpbkit.windows.windows import Windows
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
 EVALUATION_WINDOWS = 4096  # windows a batch in validation and forecasts, over all models
 CAPTURE_ERROR = 0.01  # of the gradients, between the captured step and the step itself
+# Of the weights' move. Larger, for the first step of Adam is the sign of a gradient, however small that is.
+CAPTURE_DRIFT = 0.2
+PERTURBED = 0.02  # spread of what is added to all weights before they are held against each other
+NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
 CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
 
@@ -203,8 +207,9 @@ def _whole(windows: Windows, part: str, members: list[int]) -> Iterator[tuple[Te
 def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callable[[], None], str]:
     """Return the step as one CUDA graph that replays without the host, or as it is, and why.
 
-    A graph is taken only when it gives the gradients that the step gives. i: the step's own count, which must stay
-    inside the epoch while it warms up.
+    A graph is taken only when it gives the gradients and the weights that the step gives, from weights that are not
+    those of the start: a head that starts at zero has no gradient for what is below it. i: the step's own count, which
+    must stay inside the epoch while it warms up.
     """
     if not stack.weights.is_cuda:
         return step, "eager: no GPU"
@@ -223,17 +228,26 @@ def _captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callab
         torch.cuda.set_rng_state(random, device)
         i.zero_()
 
-    def gradients(run: Callable[[], None]) -> Tensor:
+    def take(run: Callable[[], None]) -> tuple[Tensor, Tensor]:
+        """Return the gradients of a step from perturbed weights, and how the weights moved."""
         rewind()
         stack.gradients.zero_()
+        generator = torch.Generator(device).manual_seed(0)  # the run's own is left alone
+        stack.weights.add_(torch.randn(stack.weights.shape, generator=generator, device=device), alpha=PERTURBED)
+        begun = stack.weights.clone()
         run()
-        return stack.gradients.clone()
+        return stack.gradients.clone(), stack.weights - begun
+
+    def differs(got: Tensor, want: Tensor, share: float) -> bool:
+        return not (got - want).norm() <= share * want.norm()  # a NaN differs
 
     try:
         run, mode = capture(step, device, rewind).replay, "CUDA graph"
-        want = gradients(step)
-        if (gradients(run) - want).norm() > CAPTURE_ERROR * want.norm():
+        (want, moved), (got, drifted) = take(step), take(run)
+        if differs(got, want, CAPTURE_ERROR):
             run, mode = step, "eager: replayed, the captured step had other gradients"
+        elif differs(drifted, moved, CAPTURE_DRIFT):
+            run, mode = step, "eager: replayed, the captured step moved the weights elsewhere"
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
@@ -244,7 +258,7 @@ def _captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callab
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Say whether torch means that memory is short; it has no one class for that on all devices and versions."""
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+    return any(words in str(error) for words in NO_MEMORY)
 
 
 def draw_forcing(training: Training, epoch: int, steps: int, horizon: int) -> Tensor:
@@ -275,15 +289,22 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
     stack.backward(losses.sum() * scale)
     if scale != 1:
         gradients.div_(scale)
+    norms = gradients.norm(dim=1)  # (M,)
+    finite = norms.isfinite()  # before the clamp, which would make an overflow an ordinary gradient
     if training.clip_value:
         gradients.clamp_(-training.clip_value, training.clip_value)
-    norms = gradients.norm(dim=1)  # (M,)
-    finite = norms.isfinite()
+        norms = gradients.norm(dim=1)
     if training.clip_norm:
         gradients.mul_((stack.clip_norms / (norms + 1e-6)).clamp(max=1)[:, None])
         table["clipped_sum"] += norms > stack.clip_norms
     gradients.masked_fill_(~finite[:, None], 0)
-    stack.optimizer.step()
+    if scale == 1:
+        stack.optimizer.step()
+    else:  # an overflow is part of float16: the row stands still, where its momentum would carry it on
+        rates = table["learning_rate"].clone()
+        table["learning_rate"].mul_(finite)
+        stack.optimizer.step()
+        table["learning_rate"].copy_(rates)
     table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))
     table["loss_sum"] += losses.detach()
     table["norm_sum"] += torch.where(finite, norms, 0)

@@ -2,12 +2,16 @@
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 
 import torch
 
 from cpbkit.config.experiment import Training
+
+logger = logging.getLogger(__name__)
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # read once, when cuBLAS starts
 
 
 def keep_matmul_precision() -> Callable[[], None]:
@@ -38,7 +42,9 @@ def precision(training: Training, device: torch.device) -> Iterator[torch.autoca
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(training.deterministic)
     if training.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses products on a GPU
+        if torch.cuda.is_initialized() and CUBLAS not in os.environ:
+            logger.warning("CUDA was in use before %s was set: reruns may differ; set it to :4096:8 first", CUBLAS)
+        os.environ.setdefault(CUBLAS, ":4096:8")  # without it torch refuses products on a GPU
     try:
         with tf32(training.precision == "tf32"):
             yield autocast
