@@ -23,6 +23,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
+from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.leakage import Finding
 
 
@@ -383,9 +384,12 @@ def test_an_audit_is_of_one_thing(wish):
     assert shown.exit_code == 2 and "bring series of their own" in shown.output
 
 
-def test_calibration_alone_needs_no_bars():
+def test_calibration_alone_needs_no_bars(monkeypatch):
+    monkeypatch.setattr("cpbkit.evaluation.calibration.calibrate", lambda: [Cell("iid", 24, 100, 10, False)])
     told = json.loads(run("audit", "--calibration", "--json").stdout)
     assert [finding["verdict"] for finding in told["calibration"]] == ["OK", "OK"]
+    (cell,) = told["size, coverage and power"]
+    assert cell["check"] == "iid, 24 ahead, 100 windows" and cell["evidence"].startswith("TOO FEW TO TELL")
 
 
 @pytest.mark.slow

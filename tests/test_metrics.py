@@ -148,21 +148,21 @@ def test_cosines_by_hand_and_their_variance_of_noise():
     assert np.mean(waves**2) == pytest.approx(4, rel=0.03)
 
 
-@pytest.mark.parametrize(("count", "horizon", "degrees"), [(1000, 1, 40), (1000, 24, 20), (300, 24, 6), (100, 24, 4)])
+@pytest.mark.parametrize(("count", "horizon", "degrees"), [(1000, 1, 40), (1000, 24, 6), (400, 24, 4), (12, 1, 4)])
 def test_cosines_are_slower_than_a_horizon(count, horizon, degrees):
     assert metrics.degrees_of_freedom(count, horizon) == degrees
 
 
-@pytest.mark.parametrize(("horizon", "count"), [(1, 40), (10, 80), (24, 192), (24, 300)])
+@pytest.mark.parametrize(("horizon", "count"), [(1, 40), (10, 160), (24, 400)])
 def test_the_cosine_test_keeps_its_size_where_others_do_not(horizon, count):
     """Moving averages over a horizon, as overlapping windows are; with few windows Diebold-Mariano rejects far more."""
     draws = np.random.default_rng(0).normal(size=(1500, count + horizon - 1))
     differences = np.lib.stride_tricks.sliding_window_view(draws, horizon, axis=1).mean(axis=-1)
     _, p = metrics.cosine_test(differences, horizon)
-    assert np.mean(p < 0.05) < 0.078 and np.mean(p < 0.01) < 0.018
+    assert np.mean(p < 0.05) < 0.07 and np.mean(p < 0.01) < 0.018
     if horizon > 1:
         papers = np.array([metrics.diebold_mariano(d, 0 * d, horizon)[1] for d in differences[:300]])
-        assert np.mean(papers < 0.01) > 0.03
+        assert np.mean(papers < 0.01) > 0.02
 
 
 def test_the_cosine_test_at_its_edges():

@@ -87,18 +87,18 @@ def test_the_known_variance_uses_nothing_after_the_origin_and_no_move_over_a_gap
     levels = 0.01 * rng.normal(size=(600, 1)).cumsum(axis=0)
     series = make_series(levels, drop=[400])
     origins = np.arange(350, 450)
-    before = verdicts._known_variance(series, [0], origins, 300)
+    before = verdicts._variance_at(series, [0], origins, 300)
     moves = np.diff(levels[:, 0])
     usual = np.mean(moves[:299] ** 2)
-    expected = 0.94 * verdicts._known_variance(series, [0], origins - 1, 300)[1] + 0.06 * moves[350] ** 2 / usual
+    expected = 0.94 * verdicts._variance_at(series, [0], origins - 1, 300)[1] + 0.06 * moves[350] ** 2 / usual
     assert before[1] == pytest.approx(max(expected, 0.1))  # the variance at row 351 knows the move into row 351
     changed = levels.copy()
     changed[380:] += 5  # a jump into row 380
-    jumped = verdicts._known_variance(make_series(changed, drop=[400]), [0], origins, 300)
+    jumped = verdicts._variance_at(make_series(changed, drop=[400]), [0], origins, 300)
     assert np.array_equal(before[:30], jumped[:30]) and jumped[30] > 1e4
     changed[380:] -= 5
     changed[401:] += 5  # the row before is missing
-    assert verdicts._known_variance(make_series(changed, drop=[400]), [0], origins, 300) == pytest.approx(before)
+    assert verdicts._variance_at(make_series(changed, drop=[400]), [0], origins, 300) == pytest.approx(before)
 
 
 def test_word_and_interval_of_one_model_agree():
@@ -106,7 +106,7 @@ def test_word_and_interval_of_one_model_agree():
     words = []
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        windows, horizon = [(64, 8), (60, 1), (400, 12)][seed % 3]
+        windows, horizon = [(64, 4), (60, 1), (400, 12)][seed % 3]
         truth = rng.normal(size=(windows, horizon, 1)) * np.exp(0.5 * rng.normal(size=(windows, 1, 1)))
         forecast = rng.uniform(-0.6, 0.9) * truth + rng.normal(size=truth.shape) * rng.uniform(0, 1)
         floors = {"persistence": 0 * truth, "drift": 0 * truth + 0.05}
@@ -205,13 +205,13 @@ def test_a_floor_without_error_leaves_nothing_to_win(perfect):
 
 
 def test_too_few_windows_to_tell_are_no_tie():
-    j = verdicts.judge(*example(79, 10, 50), "bp")
-    enough = verdicts.judge(*example(80, 10, 50), "bp")
+    j = verdicts.judge(*example(159, 10, 50), "bp")
+    enough = verdicts.judge(*example(160, 10, 50), "bp")
     found = verdicts.verdicts({"a": j, "b": enough})
     assert j.skill > 0.9 and (j.skill_low, j.skill_high, j.p) == (verdicts.WORST_SKILL, 1.0, 1.0)
     assert found["a"].word == "TOO FEW TO TELL"
-    assert found["a"].reason.startswith("79 windows of 10 bars, a word takes 80; skill +9")
-    assert j.notes == ("79 windows are too few to test 10 bars ahead; it takes 80",)
+    assert found["a"].reason.startswith("159 windows of 10 bars, a word takes 160; skill +9")
+    assert j.notes == ("159 windows are too few to test 10 bars ahead; it takes 160",)
     assert found["b"].word == "BEATS"
     assert found["b"].p == enough.p  # what cannot be told is not counted among the questions asked
     table = verdicts.verdict_table({"price": {"a": j}})
@@ -263,7 +263,7 @@ def test_judge_heads_passes_on_what_floors_lack():
 
 
 def some(skill, low, high, p, **changes):
-    truth, forecast, floors = example(40)
+    truth, forecast, floors = example(60)
     j = verdicts.judge(truth, forecast, floors, "bp")
     return dataclasses.replace(j, skill=skill, skill_low=low, skill_high=high, p=p, **changes)
 

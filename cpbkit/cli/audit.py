@@ -35,7 +35,7 @@ from cpbkit.config.own import require_consent
 @which_source
 @which_bars
 @click.option("--twins", type=click.IntRange(1), default=20, show_default=True, help="Placebo series to train on.")
-@click.option("--calibration", is_flag=True, help="Only judge 40 random walks and 40 series that can be forecast.")
+@click.option("--calibration", is_flag=True, help="Only judge series whose answer is known: size, coverage, power.")
 @click.option("--inject", is_flag=True, help="Plant known leaks and sicknesses, and say whether they are caught.")
 @trust_code
 @as_json
@@ -51,14 +51,22 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
 
     from cpbkit.data.load import load_klines
     from cpbkit.evaluation.backtest import refit
-    from cpbkit.evaluation.leakage import audit, check_calibration, check_overfit
+    from cpbkit.evaluation.calibration import calibrate
+    from cpbkit.evaluation.leakage import audit, check_calibration, check_overfit, check_promises
     from cpbkit.windows.series import from_klines
 
     if bool(folder) + calibration + inject > 1:
         raise click.UsageError("--calibration and --inject bring series of their own; give one of them, and no run")
     found = {}
     if calibration:
-        found["calibration"] = check_calibration()
+        with status_line() as say:
+            say("judging 40 random walks and 40 series that can be forecast")
+            found["calibration"] = check_calibration()
+            cells = []
+            for cell in calibrate():
+                say(f"judging runs of 40: {cell.market}, {cell.horizon} bars ahead, {cell.windows} windows")
+                cells.append(cell)
+            found["size, coverage and power"] = check_promises(cells)
     elif inject:
         from cpbkit.runs.planted import plant_leaks, plant_sicknesses
 

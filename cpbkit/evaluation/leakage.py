@@ -17,6 +17,7 @@ from cpbkit.config.experiment import Experiment, Task
 from cpbkit.data.klines import Klines
 from cpbkit.evaluation import baselines
 from cpbkit.evaluation.backtest import Forecaster
+from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.metrics import echo_lag
 from cpbkit.evaluation.verdicts import Judgement, judge_heads, verdicts
 from cpbkit.training.loop import assemble, loss_per_model
@@ -281,6 +282,16 @@ def check_calibration(
         Finding("random walks", "OK" if beaten[0.0] <= PLACEBO_SHARE * WALKS else "FAIL", walks),
         Finding("autoregressions", "OK" if beaten[PHI] == WALKS else "FAIL", told),
     ]
+
+
+def check_promises(cells: Iterable[Cell]) -> list[Finding]:
+    """Check size and coverage of the verdicts in every market, horizon and number of windows."""
+    found = []
+    for cell in cells:
+        name = f"{cell.market}, {cell.horizon} ahead, {cell.windows} windows"
+        verdict = "NOTE" if not cell.has_word else "OK" if cell.is_kept() else "FAIL"
+        found.append(Finding(name, verdict, cell.evidence()))
+    return found
 
 
 def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", twins: int = TWINS) -> list[Finding]:

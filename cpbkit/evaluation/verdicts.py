@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
 
 SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
 BEATS, TIES, LOSES, TOO_FEW = WORDS = ("BEATS", "TIES", "LOSES", "TOO FEW TO TELL")
-LEAST_WINDOWS, LEAST_HORIZONS = 32, 8  # of test windows, for a word: four cosines or more
+LEAST_WINDOWS, LEAST_HORIZONS = 32, 16  # of test windows, for a word; with fewer it is said too often
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
 WORST_SKILL = -99.0  # stands for minus infinity, where a floor is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
@@ -245,7 +245,7 @@ def evidence(series: "Series", origins: np.ndarray, forecast: np.ndarray, train_
             "floors": floors,
             "anchors": series.anchors[origins][:, columns],
             "scale": np.abs(series.levels[rows + 1] - series.anchors[rows]).mean(axis=0)[columns],
-            "variance": _known_variance(series, columns, origins, train_end),
+            "variance": _variance_at(series, columns, origins, train_end),
             "direction_of": close[0] if close else -1,
             "is_price": head == "price" and series.unit == "bp",
             "notes": notes,
@@ -253,20 +253,27 @@ def evidence(series: "Series", origins: np.ndarray, forecast: np.ndarray, train_
     return found
 
 
-def _known_variance(series: "Series", columns: list[int], origins: np.ndarray, train_end: int) -> np.ndarray:
-    """Return the variance of a bar's move known at each origin, (W,), in units of its mean in train.
+def known_variance(squares: np.ndarray) -> np.ndarray:
+    """Return the exponentially weighted mean of squared moves (N, ...) up to each row, as the variance known there.
 
-    An exponentially weighted mean of squared moves of the head's targets, each in units of its own in train.
+    squares: in units of their mean in train. It never falls below CALM.
     """
+    first = np.ones_like(squares[:1])
+    mean, _ = scipy.signal.lfilter([1 - DECAY], [1, -DECAY], squares, axis=0, zi=DECAY * first)
+    return np.maximum(mean, CALM)
+
+
+def _variance_at(series: "Series", columns: list[int], origins: np.ndarray, train_end: int) -> np.ndarray:
+    """Return the variance of a bar's move of a head's targets, each in units of its own in train, at origins: (W,)."""
     squares = np.zeros(len(series))
     for k in columns:
         moves = np.square(series.levels[1:, k] - series.anchors[:-1, k])
         moves[np.diff(series.segment) > 0] = np.nan  # over a gap
-        usual = np.nanmean(moves[: train_end - 1]) if np.isfinite(moves[: train_end - 1]).any() else 0.0
+        known = moves[: train_end - 1][np.isfinite(moves[: train_end - 1])]
+        usual = known.mean() if len(known) else 0.0
         squares[1:] += np.nan_to_num(moves / usual, nan=1.0) if usual > 0 else 1.0
     squares[0] = len(columns)
-    variance, _ = scipy.signal.lfilter([1 - DECAY], [1, -DECAY], squares / len(columns), zi=[DECAY])
-    return np.maximum(variance, CALM)[origins]
+    return known_variance(squares / len(columns))[origins]
 
 
 @dataclass(frozen=True)
