@@ -1,5 +1,6 @@
 """The command line: what it prints, how it fails, and its exit codes."""
 
+import datetime as dt
 import errno
 import json
 import shlex
@@ -13,10 +14,11 @@ import click
 import numpy as np
 import pandas as pd
 import pytest
+from archive_server import make_rows, milliseconds, serving
 from click.testing import CliRunner
 from conftest import ROOT
 
-from cpbkit.cli.command import Commands
+from cpbkit.cli.command import Commands, experiment_of
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
@@ -214,6 +216,96 @@ def test_fetch_shows_what_could_be_had_and_fails(monkeypatch):
     monkeypatch.setattr("cpbkit.data.binance.fetch_klines", fetch)
     shown = run("fetch", "--symbols", "BTC,ETH", "--intervals", "1h", "--start", "2025-01-01", "--end", "2025-01-05")
     assert shown.exit_code == 1 and "HTTP 503" in shown.output and "BTCUSDT_1h" in shown.output
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A venue whose clock stands at half past ten of 2025-03-12."""
+    with serving(today="2025-03-12") as server:
+        monkeypatch.setattr("cpbkit.data.binance._now", lambda: milliseconds("2025-03-12T10:30") * 10**6)
+        for i, symbol in enumerate(("BTCUSDT", "ETHUSDT")):
+            server.rows["spot", symbol, "4h"] = make_rows("4h", "2025-01-01", "2025-03-12T12:00", seed=i)
+        monkeypatch.setenv("CPBKIT_ARCHIVE_URL", server.url)
+        monkeypatch.setenv("CPBKIT_REST_URL", server.rest_url)
+        monkeypatch.setattr("cpbkit.cli.command.today", lambda: dt.date(2025, 3, 12))
+        yield server
+
+
+def test_the_cache_is_brought_up_to_date_shown_and_exported(server, tmp_path):
+    shown = run("fetch", "--symbols", "BTC,ETH", "--intervals", "240m", "--start", "2025-02-01", "--end", "2025-03-10")
+    assert shown.exit_code == 0, shown.output
+    server.asked.clear()
+    shown = run("fetch", "--json")
+    assert shown.exit_code == 0 and {p["last"] for p in json.loads(shown.stdout)} == {"2025-03-12T04:00"}
+    assert server.asked and all("2025-03-1" in path or "klines?" in path for path in server.asked)
+
+    shown = run("passport", "BTC", "--figure", tmp_path / "passport.png", "--json")
+    (passport,) = json.loads(shown.stdout)
+    assert (passport["series"], passport["first"], passport["last"]) == (
+        "BTCUSDT_4h",
+        "2025-02-01T00:00",
+        "2025-03-12T04:00",
+    )
+    assert (tmp_path / "passport.png").read_bytes()[:4] == b"\x89PNG"
+    shown = run("passport", "DOGE")
+    assert shown.exit_code == 1 and "has no such bars of the spot market; it has BTCUSDT_4h, ETHUSDT_4h" in shown.output
+
+    shown = run("export", "BTC", "--to", tmp_path / "out", "--as", "freqtrade")
+    assert shown.exit_code == 0 and shown.output.strip() == str(tmp_path / "out" / "BTC_USDT-4h.feather")
+    frame = pd.read_feather(tmp_path / "out" / "BTC_USDT-4h.feather")
+    assert list(frame.columns) == ["date", "open", "high", "low", "close", "volume"] and len(frame) == 39 * 6 + 2
+    for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
+        run("export", "--to", tmp_path / "out", "--as", kind)
+        assert len(read(tmp_path / "out" / f"ETHUSDT_4h.{kind}")) == 39 * 6 + 2
+    shown = run("passport", tmp_path / "out", "--json")
+    assert shown.exit_code == 0 and len(json.loads(shown.stdout)) == 2
+
+
+def test_days_and_patterns_are_resolved_by_the_clock_and_the_venue(server):
+    closed = milliseconds("2025-03-12T10:00")
+    volumes = {"ETHUSDT": 5, "BTCUSDT": 9, "ETHBTC": 8, "USDCUSDT": 99, "OLDUSDT": 50}
+    server.tickers = [
+        {"symbol": name, "quoteVolume": str(v), "closeTime": closed - (10**9 if name == "OLDUSDT" else 0)}
+        for name, v in volumes.items()
+    ]
+
+    def data(*arguments):
+        given = cpbkit.commands["fetch"].make_context("fetch", list(arguments)).params
+        own = ("refresh", "verify", "allow_gaps", "allow_doubts", "as_json")
+        return experiment_of("quick", {}, **{k: v for k, v in given.items() if k not in own}).data
+
+    found = data("--symbols", "top1", "--days", "90")
+    assert (found.symbols, found.start, found.end) == (("BTCUSDT",), "2024-12-13", "2025-03-12")
+    assert data("--symbols", "all", "--start", "2025-03-01").symbols == ("BTCUSDT", "ETHUSDT")
+    assert data("--symbols", "all", "--start", "2025-03-01").end == "2025-03-12"
+    assert data("--symbols", "*BTC", "--days", "2").symbols == ("ETHBTC",)
+    assert data("--symbols", "top5", "--quote", "BTC", "--days", "1").symbols == ("ETHBTC",)
+    with pytest.raises(UnknownName, match="no symbol of the spot market fits"):
+        data("--symbols", "*XYZ", "--days", "2")
+    assert run("fetch", "--days", "3", "--start", "2025-01-01").exit_code == 2
+
+
+def test_bars_in_doubt_fail_the_fetch_unless_they_are_accepted(server):
+    rows = server.rows["spot", "BTCUSDT", "4h"]
+    server.edited["BTCUSDT-4h-2025-02.zip"] = [
+        [r[0] + "000", *(f"{10 * float(p)}" if i == 7 else p for p in r[1:5]), r[5], r[6] + "999", *r[7:]]
+        for i, r in enumerate(r for r in rows if milliseconds("2025-02-01") <= int(r[0]) < milliseconds("2025-03-01"))
+    ]
+    wish = ["fetch", "--symbols", "BTC", "--intervals", "4h", "--start", "2025-02-01", "--end", "2025-02-28"]
+    shown = run(*wish)
+    assert shown.exit_code == 1 and "accept them with --allow-doubts 2" in shown.output
+    assert "2025-02-02T04:00: BTCUSDT_4h" in shown.output
+    assert run(*wish, "--allow-doubts", "2").exit_code == 0
+
+
+def test_a_run_goes_on_tomorrow_with_the_days_that_it_began_with(tmp_path, monkeypatch):
+    wish = ["sweep", "--source", "synthetic", "--symbols", "BTC", "--intervals", "4h", "--days", "60", "--json"]
+    wish += ["--epochs", "1", "--set", "steps=2", "--executor", "local", "--run", tmp_path / "run"]
+    monkeypatch.setattr("cpbkit.cli.command.today", lambda: dt.date(2025, 3, 12))
+    assert run(*wish).exit_code == 0
+    monkeypatch.setattr("cpbkit.cli.command.today", lambda: dt.date(2025, 3, 13))
+    shown = run(*wish)
+    assert shown.exit_code == 0 and "1 of 1 were done already" in shown.stderr
 
 
 def test_all_own_files_that_are_there_are_listed_and_swept(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cpbkit.cli import command
 from cpbkit.cli.command import (
     Command,
     Commands,
@@ -18,56 +19,184 @@ from cpbkit.cli.command import (
     status_line,
     which_bars,
 )
+from cpbkit.config.experiment import COINS
 from cpbkit.errors import DataError
+
+ALLOWED = {  # what counts in the exit code, and how it is accepted
+    "unexplained": ("missing bars may stay unexplained", "--allow-gaps"),
+    "doubts": ("bars may be in doubt (sources or rows that disagree, prices a factor of ten off)", "--allow-doubts"),
+}
+allowances = (
+    click.option("--allow-gaps", type=click.IntRange(0), default=0, help="Accept so many unexplained missing bars."),
+    click.option(
+        "--allow-doubts",
+        type=click.IntRange(0),
+        default=0,
+        help="Accept so many bars that sources disagree on, or that stand a factor of ten off.",
+    ),
+)
 
 
 @click.command(
     cls=Command,
     examples=(
-        "cpbkit fetch --symbols BTC,ETH --intervals 1h --start 2025-03-01 --end 2025-06-30",
+        "cpbkit fetch --symbols BTC,ETH --intervals 1h --days 90",
         "cpbkit fetch --symbols SOL --intervals 15m --start 2021-01-01 --end 2021-12-31 --allow-gaps 20",
+        "cpbkit fetch --symbols top20 --intervals 1h --start 2025-01-01 --verify",
+        "cpbkit fetch",
     ),
 )
 @which_bars
-@click.option("--allow-gaps", type=click.IntRange(0), default=0, help="Accept so many unexplained missing bars.")
+@click.option("--refresh", is_flag=True, help="Fetch anew what the cache has of these dates.")
+@click.option("--verify", is_flag=True, help="Compare a month in each quarter with a second source.")
+@allowances[0]
+@allowances[1]
 @as_json
-def fetch(allow_gaps, as_json, **given):
-    """Download, check and cache bars; show how complete they are.
+def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
+    """Download, check and cache bars; show how complete they are. Without any word: bring the cache up to date.
 
-    Exit code 0 only when every bar is there that the venue is known to have made, but for --allow-gaps.
+    Exit code 0 only when every bar is there that the venue is known to have made and none is in doubt, but for
+    --allow-gaps and --allow-doubts.
     """
     from cpbkit.data.binance import Incomplete, fetch_klines
-    from cpbkit.data.klines import passport_table
     from cpbkit.quantities import downloaded
 
-    data = experiment_of("quick", {}, **given).data
-    begun = time.monotonic()
+    if any(given.values()):
+        data = experiment_of("quick", {}, **given).data
+        wishes = [(data.symbols, data.intervals, data.start, data.end, data.market)]
+    else:
+        wishes = _all_that_is_cached()
+    klines, failures, begun = {}, [], time.monotonic()
     with status_line() as say:
 
         def tell(done: int, total: int, size: int, text: str) -> None:
             say(f"{downloaded(done, total, size, time.monotonic() - begun)}  {text}")
 
-        market, failure = data.market, None
-        try:
-            klines = fetch_klines(data.symbols, data.intervals, data.start, data.end, market=market, progress=tell)
-        except Incomplete as error:
-            klines, failure = error.klines, error
+        for *wish, market in wishes:
+            try:
+                got = fetch_klines(*wish, market=market, progress=tell, refresh=refresh, verify=verify)
+            except Incomplete as error:
+                got = error.klines
+                failures.append(error)
+            klines |= {f"{market} {name}": each for name, each in got.items()}
     passports = [each.passport for each in klines.values()]
+    _show_passports(passports, as_json)
+    if failures:
+        raise failures[0] if len(failures) == 1 else DataError("\n".join(map(str, failures)))
+    _check_allowed(passports, {"unexplained": allow_gaps, "doubts": allow_doubts})
+
+
+def _all_that_is_cached() -> list[tuple]:
+    """Return what to fetch so that every series of the cache ends now: symbols, intervals, days and market."""
+    from cpbkit.data.cache import Store
+    from cpbkit.data.klines import split_name
+
+    alike: dict[tuple, list[str]] = {}
+    for entry in Store().list():
+        symbol, interval = split_name(entry.series)
+        if entry.first:
+            alike.setdefault((interval, entry.first[:10], entry.market), []).append(symbol)
+    if not alike:
+        raise click.UsageError("which bars? The cache is empty: --symbols BTC,ETH --intervals 1h --days 90")
+    return [
+        (symbols, [interval], first, str(command.today()), market)
+        for (interval, first, market), symbols in alike.items()
+    ]
+
+
+def _show_passports(passports, as_json: bool) -> None:
+    from cpbkit.data.klines import passport_table
+
     if passports or as_json:
         show([p.to_dict() for p in passports], as_json, lambda: _passport_text(passports, passport_table(passports)))
-    if failure:
-        raise failure
-    if (missing := sum(p.unexplained for p in passports)) > allow_gaps:
-        raise DataError(
-            f"at most {allow_gaps} missing bars may stay unexplained; got {missing}. They are listed above; accept "
-            f"them with --allow-gaps {missing}, or ask for another range"
-        )
+
+
+def _check_allowed(passports, allowed: dict[str, int]) -> None:
+    """Raise DataError where more is missing or in doubt than was accepted."""
+    for name, most in allowed.items():
+        got = sum(getattr(passport, name) for passport in passports)
+        if got > most:
+            what, option = ALLOWED[name]
+            raise DataError(
+                f"at most {most} {what}; got {got}. They are listed above; accept them with {option} {got}, or ask "
+                "for another range"
+            )
+
+
+@click.command(
+    cls=Command,
+    examples=("cpbkit passport bars/", "cpbkit passport BTC,ETH --intervals 1h --figure passport.png"),
+)
+@click.argument("what", metavar="PATH|SYMBOLS", required=False)
+@click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: all that is there]")
+@click.option("--market", type=click.Choice(["spot", "um"]), default="spot", show_default=True, help="Of cached bars.")
+@click.option("--venue", type=click.Choice(["binance", "other"]), help="Of own bars.  [default: what their names say]")
+@click.option("--figure", type=click.Path(dir_okay=False), help="Draw them into this file too, .png or .svg.")
+@allowances[0]
+@allowances[1]
+@as_json
+def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, as_json):
+    """Show how complete and how sound bars are: own files, or what the cache has. Nothing is fetched or trained.
+
+    Exit code 0 only when nothing is missing without a reason, in doubt or refused.
+    """
+    refused = {}
+    if what and (Path(what).expanduser().exists() or any(mark in what for mark in "*?[/.")):
+        from cpbkit.data.files import read_files
+
+        found = read_files(what, intervals=intervals or (), venue=venue or "")
+        klines, refused = found.klines, found.refused
+        click.echo(found.text(), err=True)
+    else:
+        from cpbkit.data.binance import cached_klines
+
+        klines = cached_klines(_symbols(what), intervals or (), market)
+    passports = [each.passport for each in klines.values()]
+    if figure:
+        from cpbkit.views.market import passport_figure
+
+        passport_figure(passports).savefig(figure)
+    _show_passports(passports, as_json)
+    _check_allowed(passports, {"unexplained": allow_gaps, "doubts": allow_doubts})
+    if refused:
+        raise DataError(f"{len(refused)} cannot be used: " + "; ".join(f"{k}: {why}" for k, why in refused.items()))
+
+
+@click.command(
+    cls=Command,
+    examples=("cpbkit export --to bars", "cpbkit export BTC,ETH --intervals 1h --to user_data/data --as freqtrade"),
+)
+@click.argument("symbols", metavar="SYMBOLS", required=False)
+@click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: all that is there]")
+@click.option("--market", type=click.Choice(["spot", "um"]), default="spot", show_default=True)
+@click.option("--to", "folder", required=True, type=click.Path(file_okay=False), help="Folder; made where it is not.")
+@click.option(
+    "--as",
+    "kind",
+    type=click.Choice(["parquet", "csv", "freqtrade"]),
+    default="parquet",
+    show_default=True,
+    help="One file a series; freqtrade's is feather, as its data folder wants it.",
+)
+def export(symbols, intervals, market, folder, kind):
+    """Write cached bars to files that other programs read; gaps stay gaps."""
+    from cpbkit.data.binance import cached_klines
+    from cpbkit.data.export import write_klines
+
+    for path in write_klines(cached_klines(_symbols(symbols), intervals or (), market), folder, kind):
+        click.echo(path)
+
+
+def _symbols(text: str | None) -> tuple[str, ...]:
+    found = (text or "").replace(",", " ").upper().split()
+    return tuple(f"{name}USDT" if name in COINS else name for name in found)
 
 
 def _passport_text(passports, table) -> str:
     """Show what there is: the columns that say something, each gap once with its series, the notes."""
     core = ["first", "last", "expected", "got", "missing"]
-    counts = ["unexplained", "zero_volume", "flat", "dropped", "jumps", "disagreements"]
+    counts = ["unexplained", "zero_volume", "flat", "dropped", "jumps", "conflicts", "tenfold", "disagreements"]
+    counts += ["checked"]
     blocks = [table[core + [name for name in counts if table[name].any()]].rename_axis(None).to_string()]
     gaps: dict = {}
     for passport in passports:
@@ -79,6 +208,8 @@ def _passport_text(passports, table) -> str:
         when = gap.start if gap.bars == 1 else f"{gap.start} to {gap.end} ({gap.bars} bars)"
         lines.append(f"{when}, {gap.name or 'not explained'}: {who}")
     blocks += ["\n".join(["Gaps (UTC bar starts)", *lines])] if lines else []
+    off = [f"{time}: {p.series}" for p in passports for time in p.tenfold[:5]]
+    blocks += ["\n".join(["A factor of ten off their neighbours (UTC bar starts)", *off])] if off else []
     blocks += [f"{passport.series}: {' '.join(passport.notes)}" for passport in passports if passport.notes]
     return "\n\n".join(blocks)
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import datetime as dt
 import errno
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -104,7 +106,11 @@ def names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] |
     if not found:
         raise click.BadParameter("at least one name")
     if parameter.name == "symbols":
-        found = [f"{name}USDT" if name in COINS else name for name in map(str.upper, found)]
+        found = [f"{name}USDT" if name in COINS else name for name in map(str.upper, found)]  # patterns too: TOP20
+    if parameter.name == "intervals":
+        from cpbkit.data.klines import find_interval
+
+        found = [find_interval(name) or name for name in found]  # 60m is 1h
     return tuple(dict.fromkeys(found))
 
 
@@ -153,9 +159,9 @@ def _typed(name: str, text: str, kind: type):
 def _environment(name: str):
     """Make an option also the environment variable that the called modules and their child processes read."""
 
-    def keep(_, __, value: str | None) -> None:
+    def keep(_, __, value: str | bool | None) -> None:
         if value:
-            os.environ[name] = value
+            os.environ[name] = "1" if value is True else value
 
     return keep
 
@@ -173,10 +179,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 trust_code = click.option("--trust-code", is_flag=True, help="Let the RUN run the own code that it names.")
 run_folder = click.argument("folder", metavar="RUN", type=click.Path(file_okay=False))
 which_bars = _options(
-    click.option("--symbols", callback=names, help="Such as BTC,ETH or BTCUSDT,ETHUSDT.  [default: 20 coins]"),
+    click.option(
+        "--symbols", callback=names, help="Such as BTC,ETH, or top20, all, '*USDT' of what trades.  [default: 20 coins]"
+    ),
+    click.option("--quote", metavar="MONEY", help="What top20 and all are traded in.  [default: USDT]"),
     click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: 15m,1h]"),
+    click.option("--days", type=click.IntRange(1), help="So many days until today."),
     click.option("--start", metavar="DAY", help="First UTC day, such as 2025-03-01."),
-    click.option("--end", metavar="DAY", help="Last UTC day, inclusive."),
+    click.option("--end", metavar="DAY", help="Last UTC day, inclusive.  [default: today]"),
     click.option("--market", type=click.Choice(["spot", "um"]), help="Spot, or USD-M futures.  [default: spot]"),
     click.option(
         "--archive-url",
@@ -189,6 +199,13 @@ which_bars = _options(
         expose_value=False,
         callback=_environment("CPBKIT_REST_URL"),
         help="A mirror of the REST host.  [env: CPBKIT_REST_URL]",
+    ),
+    click.option(
+        "--allow-unsigned",
+        is_flag=True,
+        expose_value=False,
+        callback=_environment("CPBKIT_ALLOW_UNSIGNED"),
+        help="Take files that have no checksum.  [env: CPBKIT_ALLOW_UNSIGNED]",
     ),
 )
 which_source = _options(
@@ -252,13 +269,44 @@ def vary_as_told(experiment: Experiment, settings: dict) -> Experiment:
         raise click.UsageError(str(error)) from None
 
 
+def today() -> dt.date:
+    """Return the day it is in UTC."""
+    return dt.datetime.now(dt.timezone.utc).date()
+
+
+def is_moving(symbols=None, start=None, end=None, days=None, files=None, **_) -> bool:
+    """Say whether what was given means other days or symbols tomorrow."""
+    return bool(days or (start and not end and not files) or any(map(is_pattern, symbols or ())))
+
+
+def is_pattern(symbol: str) -> bool:
+    """Say whether a symbol stands for several: TOP20, ALL, *USDT."""
+    return bool(re.fullmatch(r"TOP\d+|ALL|.*[*?].*", symbol))
+
+
+def name_bars(symbols=None, start=None, end=None, days=None, quote=None, **given) -> dict:
+    """Return what was given with days and symbols by their names; of patterns the venue says what trades."""
+    if days:
+        if start:
+            raise click.UsageError("--days counts back from --end, or from today: leave out --start")
+        last = dt.date.fromisoformat(end) if end else today()
+        start, end = str(last - dt.timedelta(days=days - 1)), str(last)
+    elif start and not end and not given.get("files"):
+        end = str(today())
+    if any(map(is_pattern, symbols or ())):
+        from cpbkit.data.binance import find_symbols
+
+        symbols = tuple(find_symbols(symbols, given.get("market") or "spot", quote or "USDT"))
+    return {"symbols": symbols, "start": start, "end": end, **given}
+
+
 def experiment_of(preset: str, settings: dict, **given) -> Experiment:
     """Return the preset with what was given on the command line; what is None was not given."""
-    experiment = vary_as_told(find_preset(preset), merge_settings(settings, **given))
+    experiment = vary_as_told(find_preset(preset), merge_settings(settings, **name_bars(**given)))
     if experiment.data.market == "network":
         return _with_traces(experiment)
     if experiment.data.source == "binance" and not (experiment.data.start and experiment.data.end):
-        raise click.UsageError("which days? Such as --start 2025-03-01 --end 2025-06-30")
+        raise click.UsageError("which days? Such as --days 90, or --start 2025-03-01 --end 2025-06-30")
     return experiment
 
 

@@ -17,6 +17,8 @@ for command in (
     runs.demo,
     machine.doctor,
     bars.fetch,
+    bars.passport,
+    bars.export,
     runs.smoke,
     runs.sweep,
     runs.status,

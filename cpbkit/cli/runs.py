@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import pathlib
 import shlex
 import shutil
 import sys
@@ -16,6 +17,7 @@ from cpbkit.cli.command import (
     Command,
     as_json,
     experiment_of,
+    is_moving,
     names,
     run_folder,
     show,
@@ -26,7 +28,7 @@ from cpbkit.cli.command import (
     which_source,
 )
 from cpbkit.config.experiment import Experiment, difference, vary
-from cpbkit.config.presets import PRESETS
+from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
 from cpbkit.quantities import duration, standing
 
@@ -75,11 +77,24 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, as_json,
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
     only when every series has its model.
     """
+    folder = folder or f"runs/{find_preset(given['preset']).preset}"
+    if is_moving(**given):
+        given |= _as_begun(folder)
     experiment, bars = open_own(experiment_of(**given))
     place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
     if only_plan:
         return _preview(experiment, as_json, **place)
-    _sweep(experiment, folder or f"runs/{experiment.preset}", as_json, **place, klines=bars)
+    _sweep(experiment, folder, as_json, **place, klines=bars)
+
+
+def _as_begun(folder: str) -> dict:
+    """Return the days and symbols that a run began with, so that the same command goes on with it tomorrow."""
+    from cpbkit.runs.folder import EXPERIMENT, RunFolder
+
+    if not (pathlib.Path(folder) / EXPERIMENT).exists():
+        return {}
+    data = RunFolder(folder).experiment.data
+    return {"symbols": data.symbols, "start": data.start, "end": data.end, "days": None}
 
 
 def open_own(experiment: Experiment):

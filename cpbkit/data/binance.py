@@ -1,7 +1,9 @@
 """Klines of Binance: the public archive month by month and day by day, its REST host for the last days."""
 
+import fnmatch
 import functools
 import hashlib
+import json
 import logging
 import os
 import queue
@@ -29,9 +31,11 @@ from cpbkit.data.klines import (
     Klines,
     SourceFile,
     check_interval,
+    split_name,
     stamp,
     validate,
 )
+from cpbkit.data.layouts import MONEY
 from cpbkit.data.request import (
     WILD,
     Order,
@@ -156,6 +160,81 @@ def fetch_klines(
         klines, lost = fetch.each(get, resolved.values())
     if lost:
         raise Incomplete(_sentence(lost, len(orders)), klines, {name: str(e) for name, e in lost.items()})
+    return klines
+
+
+def find_symbols(
+    patterns: Iterable[str],
+    market: str = "spot",
+    quote: str = "USDT",
+    *,
+    hosts: Hosts | None = None,
+    retries: Retries | None = None,
+) -> list[str]:
+    """Return the symbols that trade now and are meant by names, `TOP20` (by turnover), `ALL` or `*USDT`.
+
+    TOP20 and ALL are of one quote currency, without pairs of two kinds of money. Raises UnknownName for a pattern
+    without a symbol, SourceError where the venue's REST host does not answer.
+    """
+    check_name("market", market, _REST)
+    patterns = list(patterns)
+    client = Client(1, retries)
+    try:
+        url = (hosts or Hosts.from_environment()).rest(market, "ticker/24hr")
+        body = client.get(url, limit=LISTING_LIMIT).body
+    finally:
+        client.close()
+    turnover = _turnover(body)
+    coins = [name for name in turnover if name.endswith(quote) and name.removesuffix(quote) not in MONEY]
+    found: list[str] = []
+    for pattern in patterns:
+        if top := re.fullmatch(r"TOP(\d+)", pattern):
+            found += coins[: int(top[1])]
+        elif pattern == "ALL":
+            found += coins
+        elif re.search(r"[*?]", pattern):
+            fitting = sorted(fnmatch.filter(turnover, pattern))
+            if not fitting:
+                raise UnknownName(f"no symbol of the {market} market fits {pattern!r}; {len(turnover)} trade now")
+            found += fitting
+        else:
+            found.append(pattern)
+    if not found:
+        raise UnknownName(f"nothing trades in {quote} on the {market} market now")
+    return list(dict.fromkeys(found))
+
+
+def _turnover(body: bytes) -> list[str]:
+    """Return the symbols of a day's ticker that traded in it, that of the largest turnover first."""
+    try:
+        rows = [(float(row["quoteVolume"]), int(row["closeTime"]), str(row["symbol"])) for row in json.loads(body)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SourceError(f"the list of what trades cannot be read: {body[:80]!r}") from None
+    newest = max((closed for _, closed, _ in rows), default=0)
+    traded = [(money, name) for money, closed, name in rows if money > 0 and newest - closed < 86_400_000]
+    return [name for money, name in sorted(traded, reverse=True) if re.fullmatch(r"\w{2,30}", name)]
+
+
+def cached_klines(
+    symbols: Iterable[str] = (), intervals: Iterable[str] = (), market: str = "spot", store: Store | None = None
+) -> dict[str, Klines]:
+    """Return what the cache holds, without asking anybody; all of it where nothing is named. Errors: DataError."""
+    store, now = store or Store(), _now()
+    symbols, intervals = set(symbols), {check_interval(one) for one in intervals}
+    klines = {}
+    for entry in store.list(market):
+        symbol, interval = split_name(entry.series)
+        if entry.problem or symbol not in (symbols or {symbol}) or interval not in (intervals or {interval}):
+            continue
+        held = store.read(market, entry.series)
+        if not len(held.starts):
+            continue
+        order = Order(symbol, interval, market, int(held.starts[0]), 0, now, contract_of(symbol, market))
+        order = replace(order, end=int(held.starts[-1]) + order.step, listing=listing_of(symbol, market))
+        klines[entry.series] = _finish(usable(order), held, [], archive_failed=False)
+    if not klines:
+        there = ", ".join(entry.series for entry in store.list()[:10]) or "nothing"
+        raise DataError(f"the cache in {store.folder} has no such bars of the {market} market; it has {there}")
     return klines
 
 
@@ -506,7 +585,8 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     if held.damage:
         notes.append(f"A damaged file of the cache was passed over: {held.damage}.")
     if len(unknown):
-        notes.append(f"{len(unknown)} bars from {stamp(unknown[0])} on could not be had: {' '.join(reasons)}.")
+        why = " ".join(reasons) or "nobody was asked"
+        notes.append(f"{len(unknown)} bars from {stamp(unknown[0])} on could not be had: {why}.")
     elif reasons:
         notes.append(f"Another source stood in: {' '.join(reasons)}.")
     first = order.first

@@ -41,7 +41,7 @@ CLOSED = ("confirm", "isclosed", "closed", "isfinal", "iscomplete", "complete", 
 # How rows without names are ordered after the time, as public APIs send them; what comes later has to show itself.
 ORDERS = ("open high low close", "low high open close", "open close high low", "quote_volume close high low open")
 ARCHIVE = (*OHLCV, "close_time", "quote_volume", "trades", "taker_buy_volume", "taker_buy_quote", "ignore")
-MONEY = "USDT USDC BUSD USD EUR GBP JPY KRW TWD TRY BRL AUD".split()
+MONEY = "USDT USDC FDUSD TUSD USDP BUSD DAI USD1 USDE EURI AEUR USD EUR GBP JPY KRW TWD TRY BRL AUD".split()
 QUOTES = "USDT FDUSD USDC BUSD TUSD DAI USD EUR GBP JPY KRW TWD TRY BRL AUD BTC ETH BNB".split()  # longest first
 OTHER_NAMES = {"XBT": "BTC", "XXBT": "BTC", "XDG": "DOGE", "BITCOIN": "BTC", "ETHEREUM": "ETH"}
 
