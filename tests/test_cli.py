@@ -3,6 +3,7 @@
 import datetime as dt
 import errno
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from archive_server import make_rows, milliseconds, serving
 from click.testing import CliRunner
 from conftest import ROOT
 
-from cpbkit.cli.command import Commands, experiment_of
+from cpbkit.cli.command import Commands, experiment_of, last_months
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
@@ -155,7 +156,7 @@ def test_a_tuple_may_be_set_whatever_its_default(monkeypatch, given, setting, va
     ("arguments", "hint"),
     [
         (["--source", "synthetic", "--start", "2025-02-01", "--end", "2025-01-01"], "start must not be after end"),
-        (["--start", "2025-02-01"], "which days?"),
+        (["--end", "2025-02-01"], "which days?"),
         (["--start", "yesterday", "--end", "2025-01-01"], "a day like 2025-03-01"),
         (["--set", "learning_rat=1"], "learning_rate"),
         (["--set", "epochs=many"], "epochs is a int"),
@@ -173,6 +174,53 @@ def test_a_tuple_may_be_set_whatever_its_default(monkeypatch, given, setting, va
 def test_a_wrong_wish_is_told_before_any_work(arguments, hint):
     shown = run("sweep", *arguments)
     assert shown.exit_code == 2 and hint in shown.output and "Traceback" not in shown.output
+
+
+@pytest.mark.parametrize(
+    ("today", "first", "last"),
+    [("2026-11-21", "2025-11-01", "2026-10-31"), ("2024-02-29", "2023-02-01", "2024-01-31")],
+)
+def test_the_last_twelve_months_are_whole(today, first, last):
+    assert last_months(dt.date.fromisoformat(today)) == (first, last)
+
+
+def test_without_days_it_takes_the_last_months_and_a_run_keeps_the_days_it_began_with(monkeypatch, tmp_path):
+    seen = Mock()
+    monkeypatch.setattr("cpbkit.cli.runs._sweep", seen)
+    shown = run("sweep", "--run", tmp_path / "new")
+    start, end = last_months(dt.datetime.now(dt.timezone.utc).date())
+    data = seen.call_args.args[0].data
+    assert (data.start, data.end) == (start, end) and shown.exit_code == 0
+    assert f"the last twelve whole months, {start} to {end}" in shown.output
+    (tmp_path / "old").mkdir()
+    old = vary(PRESETS["quick"], start="2024-01-01", end="2024-12-31")
+    (tmp_path / "old" / "experiment.json").write_text(to_json(old))
+    shown = run("sweep", "--run", tmp_path / "old")
+    assert seen.call_args.args[0] == old and "2024-01-01 to 2024-12-31" in shown.output
+
+
+def test_a_family_of_presets_is_named():
+    shown = run("sweep", "--preset", "v7", "--source", "synthetic")
+    assert shown.exit_code == 2 and "'v7' may mean v7_classic or v7_seed" in shown.output
+
+
+def test_presets_are_listed_with_the_one_to_take_and_why(monkeypatch, tmp_path):
+    monkeypatch.setenv("CPBKIT_CACHE", str(tmp_path))
+    shown = run("presets").output
+    for name in PRESETS:
+        assert re.search(rf"^{name} ", shown, re.MULTILINE), name
+    assert "334,596" in shown and "cpbv2 v4_train_fast_gru.py" in shown
+    assert "Take quick: nothing is timed here yet" in shown
+    skill = {"head": "price", "limit": 0.1, "others": 0.0}
+    rows = [
+        {"preset": name, "seconds_an_epoch": seconds / 10, "seconds_for_all": seconds, "memory": 10**8}
+        | {"skill": {**skill, "predictable": found}}
+        for name, seconds, found in (("quick", 60.0, 0.01), ("gru", 1800.0, 0.03), ("transformer", 9000.0, 0.09))
+    ]
+    (tmp_path / "bench_presets.json").write_text(json.dumps({"date": "2026-11-21T10:00", "rows": rows}))
+    shown = run("presets").output
+    assert "Take gru: skill +3.0 % where there is some to find, forty models in 30" in shown
+    assert "2026-11-21" in shown and "+9.0 %" in shown
 
 
 def test_an_unknown_symbol_is_wrong_usage(monkeypatch):

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import get_args
 
 import click
@@ -305,9 +306,20 @@ def experiment_of(preset: str, settings: dict, **given) -> Experiment:
     experiment = vary_as_told(find_preset(preset), merge_settings(settings, **name_bars(**given)))
     if experiment.data.market == "network":
         return _with_traces(experiment)
-    if experiment.data.source == "binance" and not (experiment.data.start and experiment.data.end):
+    data = experiment.data
+    if data.source != "binance" or (data.start and data.end):
+        return experiment
+    if data.start or data.end:
         raise click.UsageError("which days? Such as --days 90, or --start 2025-03-01 --end 2025-06-30")
-    return experiment
+    start, end = last_months(today())
+    click.echo(f"No days were given: the last twelve whole months, {start} to {end}.", err=True)
+    return vary(experiment, start=start, end=end)
+
+
+def last_months(day: dt.date) -> tuple[str, str]:
+    """Return the first and the last day of the twelve months before that of a day; the archive has them whole."""
+    first = day.replace(day=1)
+    return first.replace(year=first.year - 1).isoformat(), (first - dt.timedelta(days=1)).isoformat()
 
 
 def _with_traces(experiment: Experiment) -> Experiment:

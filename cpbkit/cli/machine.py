@@ -1,5 +1,8 @@
 """The machine: what it is, where the time of a step goes, and how fast the kit is on it."""
 
+import json
+from pathlib import Path
+
 import click
 
 from cpbkit.cli.command import Command, any_setting, as_json, show, status_line, vary_as_told
@@ -78,6 +81,26 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
         show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))
 
 
+def _timed_presets() -> Path:
+    from cpbkit.data.cache import cache_folder
+
+    return cache_folder() / "bench_presets.json"
+
+
+@click.command(cls=Command, examples=("cpbkit presets", "cpbkit bench presets --quick"))
+@as_json
+def presets(as_json):
+    """Say what each preset is, how large, where it comes from, and which one to take here.
+
+    What `cpbkit bench presets` measured here last is shown beside it.
+    """
+    from cpbkit.bench.choice import describe_presets, render_presets
+
+    timed = _timed_presets()
+    rows = describe_presets(json.loads(timed.read_text()) if timed.exists() else None)
+    show(rows, as_json, lambda: render_presets(rows))
+
+
 BENCHMARKS = ("sweep", "presets", "doctor")
 
 
@@ -104,4 +127,6 @@ def bench(what, quick, peers, out, as_json):
         document = measure(quick=quick, say=say, **({"peers": True} if peers else {}))
     if out:
         save(document, out)
+    if what == "presets":
+        save(document, _timed_presets())  # `cpbkit presets` shows it
     show(document, as_json, lambda: render(document))

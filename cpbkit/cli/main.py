@@ -16,6 +16,7 @@ def cpbkit():
 for command in (
     runs.demo,
     machine.doctor,
+    machine.presets,
     bars.fetch,
     bars.passport,
     bars.export,

@@ -70,21 +70,26 @@ def demo(folder):
 @click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")
 @click.option("--gpus", type=float, default=1.0, show_default=True, help="GPUs a stack takes on the cluster.")
 @click.option("--plan", "only_plan", is_flag=True, help="Time a few steps, print the plan, train nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Also the losses, every few epochs.")
 @as_json
-def sweep(folder, minutes, executor, workers, address, gpus, only_plan, as_json, **given):
+def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose, as_json, **given):
     """Train and judge a model a series, into a run folder with a report.
 
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
     only when every series has its model.
     """
     folder = folder or f"runs/{find_preset(given['preset']).preset}"
+    begun = _as_begun(folder)
     if is_moving(**given):
-        given |= _as_begun(folder)
+        given |= begun
+    elif begun.get("start") and not (given["start"] or given["end"] or given["files"] or "start" in given["settings"]):
+        given |= {"start": begun["start"], "end": begun["end"]}
+        click.echo(f"No days were given: those of {folder}, {begun['start']} to {begun['end']}.", err=True)
     experiment, bars = open_own(experiment_of(**given))
     place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
     if only_plan:
         return _preview(experiment, as_json, **place)
-    _sweep(experiment, folder, as_json, **place, klines=bars)
+    _sweep(experiment, folder, as_json, verbose=verbose, **place, klines=bars)
 
 
 def _as_begun(folder: str) -> dict:
@@ -181,15 +186,16 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
     )
 
 
-def _sweep(experiment: Experiment, folder: str, as_json: bool, **place) -> None:
+def _sweep(experiment: Experiment, folder: str, as_json: bool, verbose: bool = False, **place) -> None:
     from cpbkit.runs.folder import REPORT, RunFolder
     from cpbkit.runs.sweep import sweep
+    from cpbkit.views.account import Account
     from cpbkit.views.live import Terminal
 
     before, report = len(RunFolder(folder).results()), RunFolder(folder).folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
     with Terminal() as view:
-        results = sweep(experiment, folder, command=command, on_progress=view, **place)
+        results = sweep(experiment, folder, command=command, on_progress=Account(view, verbose), **place)
     if before:
         click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
     if len(results) > before or not report.exists():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Data, Experiment, Model, Task, Training, read_experiment, vary
-from cpbkit.errors import check_name
+from cpbkit.errors import UnknownName, check_name
 
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
 # come once; of two that were mislabelled ("bb params" was a band and its width) the meant ones are taken.
@@ -203,6 +203,25 @@ PRESETS: dict[str, Experiment] = {
 # trainer V8_ALIGNED_WITH_V7.py is V7_CLASSIC.py with another folder for its output.
 PRESETS["v8_aligned"] = replace(PRESETS["v7_classic"], preset="v8_aligned")
 
+# What each is, in a few words, and where it comes from.
+ABOUT = {
+    "quick": ("the net of gru, small, for two CPU cores", "the kit's own"),
+    "transformer": ("encoder and decoder with attention", "cpbv2 v4_train_transformer.py"),
+    "gru": ("GRU encoder and decoder, context pooled once", "cpbv2 v4_train_fast_gru.py"),
+    "gru_dense": ("GRU encoder, all bars at once", "darts BlockRNNModel, neuralforecast GRU"),
+    "seq2seq_lstm": ("LSTM encoder and decoder with attention", "cpbv2 v4_train_unified.py"),
+    "forced_lstm": ("the same, gate by gate: a slow specimen", "cpbv2 v4_model_cuda_forced_v2.py"),
+    "v7_classic": ("two-way LSTMs, prices, bands, volatility", "trainer V7_CLASSIC.py"),
+    "v7_seed": ("four LSTM layers and dense ones, one bar", "trainer V8_FULL_V7_ALIGNED.py"),
+    "v8_stable": ("v7_seed without a penalty on its weights", "trainer V8_STABLE.py"),
+    "bandwidth": ("LSTM for network traces, not for bars", "bcgcc FIX_SUMMARY.md"),
+    "nlinear": ("one linear map, less the last value", "Zeng et al. 2023"),
+    "dlinear": ("two linear maps, of trend and rest", "Zeng et al. 2023"),
+    "ridge_ar": ("ridge regression, solved at once", "the kit's own"),
+    "segrnn": ("GRU over segments of a day", "Lin et al. 2023"),
+    "v8_aligned": ("v7_classic under another name", "trainer V8_ALIGNED_WITH_V7.py"),
+}
+
 # The eight changes of bcgcc's FIX_SUMMARY.md, all made at once, and what they changed. The last has nothing to act on
 # here, where no process loads anything: windows are gathered by index.
 BANDWIDTH_CHANGES = {
@@ -237,4 +256,7 @@ def find_preset(name: str | os.PathLike) -> Experiment:
     """
     if str(name).endswith(".json"):
         return read_experiment(name)
+    family = [known for known in PRESETS if known.startswith(f"{name}_")]
+    if name not in PRESETS and family:
+        raise UnknownName(f"preset {name!r} may mean {' or '.join(family)}; `cpbkit presets` says what each is")
     return PRESETS[check_name("preset", str(name), PRESETS)]

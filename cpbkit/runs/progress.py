@@ -9,6 +9,7 @@ import pandas as pd
 
 from cpbkit.config.experiment import Experiment
 from cpbkit.hardware.monitor import Monitor
+from cpbkit.runs.plan import Plan
 from cpbkit.runs.worker import Progress
 
 
@@ -74,6 +75,9 @@ class State:
     running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence and share done
     pace: Pace = field(default_factory=Pace)
     watch: Monitor | None = None
+    plan: Plan | None = None  # known when the training begins, as the following are
+    parameters: int = 0  # of one model
+    windows: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each split: least and most of a series
 
     def add(self, line: dict) -> None:
         """Take up a line of the ledger."""

@@ -21,6 +21,7 @@ from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.hardware import provenance
 from cpbkit.hardware.monitor import Monitor
+from cpbkit.models import zoo
 from cpbkit.runs import executors
 from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, RunFolder
@@ -169,6 +170,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
         plan = place.settle(plan, len(series))
         _write_plan(run, plan)
+        _tell_begin(state, plan, series)
     units = _units(run, state, plan, series, deadline)
     with clock("training"):
         tell(f"training, {plan.reason}")  # said until a unit has something to note
@@ -198,6 +200,17 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         run.checkpoint(name).unlink(missing_ok=True)
     if incomplete:
         raise incomplete
+
+
+def _tell_begin(state: State, plan: Plan, series: dict[str, Series]) -> None:
+    """Put into the state what a person wants to know before the training."""
+    task, ordered = state.experiment.task, sorted(series.values(), key=len)
+    ends = [split(one, task) for one in (ordered[0], ordered[-1])]
+    parts = {part: [len(getattr(each, part)) for each in ends] for part in ("train", "validation", "test")}
+    state.windows = {part: (min(counts), max(counts)) for part, counts in parts.items()}
+    net = zoo.build(1, task, state.experiment.model)
+    state.parameters = sum(parameter.numel() for parameter in net.parameters())
+    state.plan = plan
 
 
 def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:

@@ -211,6 +211,17 @@ class Terminal:
                 self._over = over
                 self._write(self._line())
 
+    def keep(self, *lines: str) -> None:
+        """Write lines that stay."""
+        with self._lock:
+            for line in lines:
+                if self._in_place:  # over the line that changes, which comes again below
+                    line = "\r" + line.ljust(len(self._shown))
+                self.stream.write(line + "\n")
+            if self._in_place and self._shown and not self._over:
+                self._write(self._line())
+            self.stream.flush()
+
     def _line(self, waited: str = "") -> str:
         """Return what is known, what matters first: a narrow terminal cuts the sentence about the stage."""
         return "  ".join(filter(None, (self._stands, waited, self._stage)))
