@@ -11,7 +11,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import get_args
 
 import click
