@@ -13,6 +13,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "TrainedModel": "runs.trained",
     "diagnose": "gpu_check.doctor",
     "fetch": "api",
+    "load": "hub.load",
     "open_run": "api",
     "presets": "api",
     "sweep": "api",

@@ -3,6 +3,7 @@
 import hashlib
 import html
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,19 +19,12 @@ from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation.pooled import gather, pool
-from cpbkit.evaluation.verdicts import Judgement, Verdict, headline, judgements, verdict_table, verdicts
+from cpbkit.evaluation.verdicts import headline, judgements, meanings, verdict_table, verdicts
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.windows.series import from_table
-
-MEANING = {  # of a verdict, for who would act on it
-    "BEATS": "better than {floor} in the test split, skill {skill:+.2f} %",
-    "TIES": "ties {floor}: this is no edge",
-    "LOSES": "worse than {floor}: take the naive forecast",
-    "TOO FEW TO TELL": "{reason}",
-}
 
 
 class Run:
@@ -71,7 +65,7 @@ class Run:
         path = self.folder / "models" / f"{series}.safetensors"
         if not path.exists():
             raise RunError(f"{self.folder} has no model of {series} yet; {self!r}")
-        return TrainedModel.read(path.read_bytes(), self._meaning().get(series, ""), self._trust_code)
+        return TrainedModel.read(path.read_bytes(), meanings(self.results).get(series, ""), self._trust_code)
 
     def verdicts(self) -> "Verdicts":
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
@@ -96,6 +90,17 @@ class Run:
 
         return Link(write_report(self.folder, out))
 
+    def publish(self, repo: str, public: bool = False):
+        """Publish the models with what may be said of them as a repository of the Hub, private unless `public`.
+
+        Returns where it is. Errors: HubError for synthetic data, own code, a missing token, another run's repository.
+        """
+        from cpbkit.hub.publish import publish, write_repository  # the Hub's client takes a moment to load
+
+        with tempfile.TemporaryDirectory() as folder:
+            content = write_repository(self.folder, repo, Path(folder) / "repository")
+            return publish(self.folder, repo, content, public)
+
     def forecast(self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None) -> dict[str, Forecast]:
         """Forecast the next bars of every finished series, as one stack.
 
@@ -103,19 +108,6 @@ class Run:
         """
         models = [self[name] for name in self if bars is None or name in bars]
         return trained.forecast(models, trained.newest_bars(models, now) if bars is None else bars, now)
-
-    def _meaning(self) -> dict[str, str]:
-        """Say by series what its verdict means; of several heads the first."""
-        by_head = judgements(line for line in self.results if line["status"] == "done")
-        group = next(iter(by_head.values()), {})
-        return {name: _meaning(verdict, group[name]) for name, verdict in verdicts(group).items()}
-
-
-def _meaning(verdict: Verdict, judgement: Judgement) -> str:
-    text = MEANING.get(verdict.word, "{reason}")
-    return f"{verdict.word}: " + text.format(
-        floor=judgement.best_floor, skill=100 * judgement.skill, reason=verdict.reason
-    )
 
 
 @dataclass(frozen=True)

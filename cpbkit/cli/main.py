@@ -25,6 +25,7 @@ for command in (
     runs.status,
     runs.verdict,
     runs.forecast,
+    runs.publish,
     runs.report,
     audit.audit,
     bars.series,

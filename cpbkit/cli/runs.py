@@ -399,3 +399,23 @@ def forecast(folder, symbols, bars, trust_code, as_json):
         found = forecast(models, {chosen[0]: bars} if bars else newest_bars(models))
     document = {name: one.to_dict() for name, one in found.items()}
     show(document, as_json, lambda: "\n\n".join(map(str, found.values())))
+
+
+@click.command(
+    cls=Command,
+    examples=("cpbkit publish runs/first --repo me/forty", "cpbkit publish runs/first --repo me/forty --dry-run look"),
+)
+@run_folder
+@click.option("--repo", required=True, metavar="USER/NAME", help="The repository; it is made where it is not there.")
+@click.option("--public", is_flag=True, help="For everyone to see.  [default: private]")
+@click.option("--dry-run", type=click.Path(file_okay=False), help="Write what would be published to this folder.")
+def publish(folder, repo, public, dry_run):
+    """Publish the models of a run on the Hugging Face Hub, with their verdicts on the card; never the bars.
+
+    Others then load one of them in two lines. Needs a token with the right to write: `hf auth login`, or HF_TOKEN.
+    """
+    from cpbkit.api import open_run
+    from cpbkit.hub.publish import write_repository
+
+    run = open_run(folder)
+    click.echo(write_repository(folder, repo, dry_run) if dry_run else run.publish(repo, public))

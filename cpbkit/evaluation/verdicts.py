@@ -333,6 +333,26 @@ def say_worth(j: Judgement) -> str:
     return f"{ic}; {said}: {fee}"
 
 
+MEANING = {  # of a verdict, for who would act on it
+    BEATS: "better than {floor} in the test split, skill {skill:+.2f} %",
+    TIES: "ties {floor}: this is no edge",
+    LOSES: "worse than {floor}: take the naive forecast",
+    TOO_FEW: "{reason}",
+}
+
+
+def meanings(results: Iterable[Mapping]) -> dict[str, str]:
+    """Say by series what the verdict on its first head means for who would act on it; lines of a ledger."""
+    group = next(iter(judgements(line for line in results if line["status"] == "done").values()), {})
+    return {
+        name: f"{verdict.word}: "
+        + MEANING[verdict.word].format(
+            floor=group[name].best_floor, skill=100 * group[name].skill, reason=verdict.reason
+        )
+        for name, verdict in verdicts(group).items()
+    }
+
+
 def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
     """Say it in one line: `3 of 40 beat the best naive forecast of the price; 35 tie; 2 lose`."""
     count = {word: sum(v.word == word for v in found.values()) for word in WORDS}

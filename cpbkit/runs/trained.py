@@ -21,6 +21,7 @@ from cpbkit.training import checkpoint
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.series import Series, from_klines, from_table, from_trace
 
+LARGEST, DEEPEST = 16_384, 64  # sizes and layers of a network that is read from a file
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
 Bars = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
 
@@ -90,6 +91,7 @@ class TrainedModel:
             for name, known in about.get("own", {}).items():
                 if own.fingerprint(name) != known:
                     raise RunError(f"the source of {name} is not that of the training any more; put that one back")
+            _check_weights(experiment, weights)
             raw = about["scaler"]
             ends = ((raw["lowest"], -math.inf), (raw["highest"], math.inf))
             lowest, highest = (np.array([end if x is None else x for x in row]) for row, end in ends)
@@ -101,6 +103,7 @@ class TrainedModel:
                 np.array(raw["target_scale"]),
                 math.inf if raw["clip"] is None else raw["clip"],
             )
+            _check_numbers(experiment.task, scaler, about.get("intervals", {}))
             return cls(
                 about["series"],
                 experiment,
@@ -111,7 +114,7 @@ class TrainedModel:
                 about["synthetic"],
                 {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256")},
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"these bytes are no model of cpbkit: {error}") from error
 
     def forecast(self, klines: Bars | None = None, now: pd.Timestamp | None = None) -> Forecast:
@@ -123,6 +126,43 @@ class TrainedModel:
         """
         bars = newest_bars([self], now) if klines is None else {self.series: klines}
         return forecast([self], bars, now)[self.series]
+
+
+def _check_weights(experiment: Experiment, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not those of the network they claim to be, before any memory is taken for it.
+
+    Errors: RunError.
+    """
+    task, model = experiment.task, experiment.model
+    sizes = {"context": task.context, "horizon": task.horizon, "width": model.width}
+    if wrong := [f"{name} {size}" for name, size in sizes.items() if size > LARGEST] or model.layers > DEEPEST:
+        raise RunError(
+            f"a model may have sizes up to {LARGEST} and {DEEPEST} layers; got {wrong}, {model.layers} layers"
+        )
+    if own.is_own(model.name):
+        return
+    with torch.device("meta"):  # shapes alone
+        want = {name: tuple(p.shape[1:]) for name, p in zoo.build(1, task, model).named_parameters()}
+    got = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if got != want:
+        odd = sorted(name for name in got.keys() | want.keys() if got.get(name) != want.get(name))
+        raise RunError(f"these weights are not those of a {model.name} of width {model.width}: {', '.join(odd[:3])}")
+
+
+def _check_numbers(task: Task, scaler: Scaler, intervals: Mapping[str, Mapping]) -> None:
+    """Refuse a scaler or intervals that do not fit the task. Errors: RunError."""
+    shapes = {
+        **{name: (len(task.features),) for name in ("input_mean", "input_std", "lowest", "highest")},
+        "target_scale": (len(task.targets),),
+    }
+    for name, shape in shapes.items():
+        if getattr(scaler, name).shape != shape:
+            raise RunError(f"{name} of a scaler must have the shape {shape}; got {getattr(scaler, name).shape}")
+    widths = [np.asarray(known["half_width"], np.float64) for known in intervals.values()]
+    if any(half.ndim != 2 or len(half) != task.horizon for half in widths):
+        raise RunError(f"intervals must have a row for each of {task.horizon} bars")
+    if widths and sum(half.shape[1] for half in widths) != len(task.targets):
+        raise RunError(f"intervals must have a column for each of {len(task.targets)} targets")
 
 
 def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None) -> dict[str, Klines]:

@@ -1,0 +1,92 @@
+"""The Hub, spoken to through huggingface_hub: one token, one way to fail, and tries again where a try may help."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from cpbkit.errors import CpbkitError
+
+TRIES = 5
+PAUSE = 1.0  # s before the second try; doubled after each
+BUSY = (408, 429, 500, 502, 503, 504)  # answers after which the same call may succeed
+NETWORK = ("requests", "httpx")  # what the client speaks with: another library in each of its major versions
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+class HubError(CpbkitError):
+    """The Hub, or a repository on it, that cannot be used as asked."""
+
+
+def connect(write: bool = False) -> HfApi:
+    """Return the client with the token of the Hub's store, of the environment, of Colab's or Kaggle's secrets.
+
+    Errors: HubError where writing needs a token and there is none.
+    """
+    token = get_token() or _kaggle_secret()
+    if write and not token:
+        raise HubError(
+            "publishing needs a token with the right to write. Make one at https://huggingface.co/settings/tokens, "
+            "then `hf auth login`, or set HF_TOKEN (in Colab and Kaggle as a secret of that name)"
+        )
+    return HfApi(token=token)
+
+
+def _kaggle_secret() -> str | None:
+    """Return the secret HF_TOKEN of a Kaggle notebook, which the Hub's own client does not look for."""
+    if "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
+        return None
+    try:
+        from kaggle_secrets import UserSecretsClient
+
+        return UserSecretsClient().get_secret("HF_TOKEN")
+    except Exception as error:  # its own exceptions have no common class; none is a reason to stop a download
+        log.info("no Kaggle secret HF_TOKEN (%s)", type(error).__name__)
+        return None
+
+
+def ask(what: str, call: Callable[[], Answer]) -> Answer:
+    """Return call(), tried again while the Hub is busy or out of reach.
+
+    what: for the sentence, such as "publishing to me/forty". Errors: HubError with the remedy.
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            return call()
+        except HFValidationError as error:
+            raise HubError(f"{what}: a repository is named user/name; {error}") from None
+        except (RepositoryNotFoundError, EntryNotFoundError) as error:
+            if isinstance(error, LocalEntryNotFoundError):  # the Hub did not answer, and the cache has it not
+                reason = "the Hub does not answer"
+            else:
+                raise HubError(f"{what}: it is not there, or it is private and the token may not see it") from None
+        except HfHubHTTPError as error:
+            code = error.response.status_code if error.response is not None else 0
+            if code in (401, 403):
+                raise HubError(
+                    f"{what}: the token may not do this (HTTP {code}). Take one with the right to write"
+                ) from None
+            if code not in BUSY:
+                raise HubError(f"{what}: the Hub answered HTTP {code}") from None
+            reason = f"the Hub answered HTTP {code}"
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, RuntimeError) else error  # of a file of an upload
+            code = getattr(getattr(cause, "response", None), "status_code", 0)
+            if not (isinstance(cause, OSError) or type(cause).__module__.startswith(NETWORK)) or code not in (0, *BUSY):
+                raise
+            reason = f"the Hub answered HTTP {code}" if code else f"no connection to the Hub ({type(cause).__name__})"
+        if attempt < TRIES:
+            log.info("%s: %s; try %d of %d", what, reason, attempt, TRIES)
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+    raise HubError(f"{what}: {reason}, {TRIES} times. What was there is as it was; the same call goes on")

@@ -1,0 +1,83 @@
+"""Models of a repository on the Hub: each is downloaded when it is asked for, checked, and never executed."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpbkit.evaluation.verdicts import meanings
+from cpbkit.hub.client import HubError, ask, connect
+from cpbkit.hub.publish import FORMAT, INDEX
+from cpbkit.runs.trained import TrainedModel
+
+MAX_INDEX, MAX_LEDGER, MAX_MODEL = 1_000_000, 100_000_000, 500_000_000  # bytes of a file that are read
+
+
+class Repository:
+    """The models of a published run, by series name."""
+
+    def __init__(self, repo: str, revision: str | None = None):
+        self.repo, self._api = repo, connect()
+        # One commit for all files: another that comes between two downloads does not mix with it.
+        self.revision = ask(f"loading {repo}", lambda: self._api.model_info(repo, revision=revision)).sha
+        index = _parse(self._get(INDEX, MAX_INDEX), repo)
+        if not isinstance(index, dict) or index.get("format") != FORMAT or not isinstance(index.get("models"), dict):
+            raise HubError(f"{repo} holds no models that this version of cpbkit reads (format {FORMAT})")
+        self._sha256 = index["models"]
+        if wrong := [name for name in self._sha256 if not re.fullmatch(r"\w{1,60}", name)]:
+            raise HubError(f"{repo} names a series {wrong[0][:60]!r}, which is no name of one")
+        self._meanings: dict[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"Repository({self.repo!r}, {self.revision[:8]}): {len(self._sha256)} models"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sha256)
+
+    def __getitem__(self, series: str) -> TrainedModel:
+        """Return the trained model of a series, downloaded alone. Errors: HubError, RunError, UnknownName."""
+        if series not in self._sha256:
+            raise HubError(f"{self.repo} has no model of {series}; it has {', '.join(list(self._sha256)[:40])}")
+        content = self._get(f"models/{series}.safetensors", MAX_MODEL)
+        if hashlib.sha256(content).hexdigest() != self._sha256[series]:
+            raise HubError(f"the model of {series} in {self.repo} is not the one that was published")
+        model = TrainedModel.read(content, self._meaning(series))
+        if model.series != series:
+            raise HubError(f"{self.repo} calls a model of {model.series} one of {series}")
+        return model
+
+    def _meaning(self, series: str) -> str:
+        if self._meanings is None:
+            text = self._get("results.jsonl", MAX_LEDGER).decode(errors="replace")
+            try:
+                self._meanings = meanings(json.loads(line) for line in text.splitlines())
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise HubError(f"results.jsonl of {self.repo} cannot be read: {error}") from None
+        return self._meanings.get(series, "")
+
+    def _get(self, name: str, limit: int) -> bytes:
+        """Download one file of the revision. Errors: HubError for one that is not there, or larger than the limit."""
+        what = f"loading {name} of {self.repo}"
+        found = ask(what, lambda: self._api.get_paths_info(self.repo, [name], revision=self.revision))
+        if not found:
+            raise HubError(f"{what}: it is not there")
+        if (size := getattr(found[0], "size", limit + 1)) > limit:
+            raise HubError(f"{what}: it has {size:,} bytes, more than the {limit:,} that one may have")
+        return Path(ask(what, lambda: self._api.hf_hub_download(self.repo, name, revision=self.revision))).read_bytes()
+
+
+def load(repo: str, revision: str | None = None) -> Repository:
+    """Open a published run: `load("user/name")["BTCUSDT_1h"].forecast()`.
+
+    revision: a commit or tag; None takes the newest. Nothing that is downloaded is executed.
+    Errors: HubError for a repository that is not there or holds no models.
+    """
+    return Repository(repo, revision)
+
+
+def _parse(content: bytes, repo: str) -> object:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise HubError(f"{INDEX} of {repo} cannot be read: {error}") from None

@@ -1,0 +1,165 @@
+"""A run as a repository of the Hub: models one file each, what they are, and what may be said of them."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from cpbkit import __version__, atomic
+from cpbkit.config.experiment import to_json
+from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
+from cpbkit.hub.client import HubError, ask, connect
+from cpbkit.runs.folder import RunFolder
+from cpbkit.views.verdict import verdict_figure
+
+INDEX, FORMAT = "cpbkit.json", 1
+LIMITS = """Prices are close to a random walk: a model that ties a naive forecast has no edge, and one that beat it in
+its test split may not do so again. This is research, no advice, and nothing here was tested by trading: no costs, no
+slippage. The forecasts hold for the venue, the coins and the bar lengths named here alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """Where a run was published."""
+
+    repo: str  # user/name
+    url: str
+    commit: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def write_repository(folder: str | Path, repo: str, out: str | Path) -> Path:
+    """Write what is published of a run into a new folder, and return it: never bars, only models and their figures.
+
+    Errors: HubError for synthetic data, a run without a model, own code, or a folder that is there.
+    """
+    run, out = RunFolder(folder), Path(out)
+    experiment, results = run.experiment, [line for line in run.results() if line["status"] == "done"]
+    if not results:
+        raise HubError(f"{run.folder} has no finished model to publish")
+    if made_up := [line["series"] for line in results if line["synthetic"]]:
+        raise HubError(f"synthetic data cannot be published; {run.folder} has {len(made_up)} such series")
+    if experiment.own_parts:
+        raise HubError(f"own code cannot be published with a model: {', '.join(experiment.own_parts)}")
+    if out.exists() and any(out.iterdir()):
+        raise HubError(f"{out} must be a new or an empty folder")
+    (out / "models").mkdir(parents=True, exist_ok=True)
+    names = [line["series"] for line in results]
+    sizes = {}
+    for name in names:
+        source = run.folder / "models" / f"{name}.safetensors"
+        shutil.copyfile(source, out / "models" / source.name)
+        sizes[name] = hashlib.sha256(source.read_bytes()).hexdigest()
+    kept = [{k: v for k, v in line.items() if k not in ("curve", "mode", "seconds")} for line in results]
+    atomic.write_bytes(out / "results.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+    atomic.write_bytes(out / "experiment.json", to_json(experiment).encode())
+    index = {"format": FORMAT, "cpbkit": __version__, "run": run_id(folder), "models": sizes}
+    atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+    atomic.write_bytes(out / "verdicts.png", verdict_figure(results).png())
+    atomic.write_bytes(out / "README.md", str(_card(repo, experiment, results)).encode())
+    return out
+
+
+def run_id(folder: str | Path) -> str:
+    """Return what tells a run from others: a fingerprint of its settings."""
+    return hashlib.sha256(to_json(RunFolder(folder).experiment).encode()).hexdigest()[:16]
+
+
+def _card(repo: str, experiment, results: list[dict]) -> ModelCard:
+    by_head = judgements(results)
+    lines = [headline(verdicts(group), head) for head, group in by_head.items()]
+    table = verdict_table(by_head)
+    data = ModelCardData(
+        license="mit",
+        library_name="cpbkit",
+        pipeline_tag="time-series-forecasting",
+        tags=["time-series-forecasting", "cryptocurrency", experiment.preset],
+        model_name=repo.rpartition("/")[2],
+        eval_results=[_eval_result(experiment, row) for row in table.to_dict("records")],
+    )
+    rows = [
+        "| " + " | ".join(cells) + " |"
+        for cells in (
+            ("series", "head", "verdict", "skill %", "95 % interval", "against", "RMSE", "windows"),
+            ("---",) * 8,
+            *(
+                (
+                    row["series"],
+                    row["head"],
+                    row["verdict"],
+                    f"{row['skill %']:+.2f}",
+                    f"{row['low %']:+.2f} to {row['high %']:+.2f}",
+                    row["best floor"],
+                    f"{row['rmse']:.4g} {row['unit']}",
+                    str(row["windows"]),
+                )
+                for row in table.to_dict("records")
+            ),
+        )
+    ]
+    dates, task = results[0]["dates"], experiment.task
+    text = f"""# {repo.rpartition("/")[2]}
+
+{" ".join(f"{line}." for line in lines)}
+
+![Skill of each model against the best naive forecast, with its 95 % interval](verdicts.png)
+
+```python
+import cpbkit as cpb
+
+print(cpb.load("{repo}")["{results[0]["series"]}"].forecast())
+```
+
+{len(results)} models of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
+{dates["train"][0]} to {dates["train"][1]} and tested on {dates["test"][0]} to {dates["test"][1]} (UTC), of
+{experiment.data.source} {experiment.data.market}. Each is held against the best naive forecast on its test split;
+p is corrected for all models of a head.
+
+## Use and limits
+
+{LIMITS}
+
+## Verdicts
+
+{chr(10).join(rows)}
+
+Skill: 1 - RMSE / RMSE of the forecast it is held against. `results.jsonl` has all figures, and for each series its
+Passport: the files its bars came from, with their SHA-256. Made with cpbkit {__version__}.
+"""
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
+
+
+def _eval_result(experiment, row: dict) -> EvalResult:
+    return EvalResult(
+        task_type="time-series-forecasting",
+        dataset_type=f"{experiment.data.source}-{experiment.data.market}",
+        dataset_name=f"{row['series']} {experiment.data.start} to {experiment.data.end}",
+        dataset_split="test",
+        metric_type="rmse",
+        metric_name=f"RMSE of the {row['head']}, {row['unit']} ({row['verdict']} {row['best floor']})",
+        metric_value=round(float(row["rmse"]), 6),
+    )
+
+
+def publish(folder: str | Path, repo: str, content: str | Path, public: bool = False) -> Published:
+    """Upload what `write_repository` wrote, as one commit: a repository is never seen half published.
+
+    The repository is made private unless `public`. Errors: HubError with the remedy; for a repository of another run.
+    """
+    api, what = connect(write=True), f"publishing to {repo}"
+    ask(what, lambda: api.create_repo(repo, private=not public, exist_ok=True))
+    there = ask(what, lambda: api.list_repo_files(repo))
+    if INDEX in there:
+        path = ask(what, lambda: api.hf_hub_download(repo, INDEX))
+        if json.loads(Path(path).read_text()).get("run") != run_id(folder):
+            raise HubError(f"{repo} holds another run; publish to a new name, or delete it on the Hub first")
+    elif set(there) - {".gitattributes"}:
+        raise HubError(f"{repo} holds other files than a run of cpbkit; publish to a new name")
+    message = f"Publish with cpbkit {__version__}"
+    info = ask(what, lambda: api.upload_folder(repo_id=repo, folder_path=content, commit_message=message))
+    return Published(repo, f"{api.endpoint}/{repo}", info.oid)

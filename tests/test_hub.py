@@ -1,0 +1,233 @@
+"""Published and loaded again, over the Hub's protocol on loopback with its own client, with faults put in."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hub_server import serve_hub
+
+import cpbkit as cpb
+from cpbkit.cli.main import cpbkit
+from cpbkit.data.synthetic import make_market
+from cpbkit.errors import CpbkitError, RunError
+from cpbkit.hub import client
+from cpbkit.hub.client import HubError
+from cpbkit.hub.publish import INDEX, write_repository
+from cpbkit.training import checkpoint
+
+# The client's own, under a newer HTTP library than it was written for.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+NAMES = "BTCUSDT_1h", "ETHUSDT_1h"
+SMALL = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 5, "executor": "local", "quiet": True}
+TOKEN = "hf_never_to_be_seen"
+
+
+@pytest.fixture(scope="module")
+def bars():
+    """Bars as a venue's would be: the seeded market, without the stamp that says so."""
+    market = make_market(["BTCUSDT", "ETHUSDT"], ["1h"], "2025-01-01", "2025-01-25")
+    return {name: klines.frame for name, klines in market.items()}
+
+
+@pytest.fixture(scope="module")
+def run(bars, tmp_path_factory):
+    return cpb.sweep("quick", data=bars, folder=tmp_path_factory.mktemp("hub") / "run", **SMALL)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    with serve_hub() as (hub, address):
+        monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=address, token=token))
+        monkeypatch.setattr(client, "get_token", lambda: TOKEN)
+        monkeypatch.setattr(client, "PAUSE", 0.01)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        yield hub
+
+
+def test_a_published_run_loads_model_by_model_and_forecasts_the_same(run, bars, hub):
+    told = run.publish("me/forty")
+    assert str(told).endswith("/me/forty") and hub.repos["model", "me/forty"]["private"]
+    assert len(hub.repos["model", "me/forty"]["commits"]) == 2, "all files come in one commit"
+    before = len(hub.calls)
+    found = cpb.load("me/forty")
+    assert set(found) == set(NAMES)
+    model = found["ETHUSDT_1h"]
+    mine = run["ETHUSDT_1h"]
+    assert model.forecast(bars["ETHUSDT_1h"]).frame.equals(mine.forecast(bars["ETHUSDT_1h"]).frame)
+    assert model.verdict == mine.verdict != ""
+    asked = [path for _, path, _ in hub.calls[before:]]
+    assert not any("BTCUSDT_1h.safetensors" in path for path in asked), "one model needs no other"
+
+
+def test_what_is_published_says_what_may_be_said_and_holds_no_bars_or_paths(run, tmp_path):
+    out = write_repository(run.folder, "me/forty", tmp_path / "look")
+    card = (out / "README.md").read_text()
+    assert "of 2 beat" in card and 'cpb.load("me/forty")' in card and "no advice" in card and "model-index" in card
+    assert all(name in card for name in NAMES) and (out / "verdicts.png").read_bytes().startswith(b"\x89PNG")
+    everything = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert os.fsencode(run.folder) not in everything and TOKEN.encode() not in everything
+    assert {path.suffix for path in out.rglob("*") if path.is_file()} == {
+        ".md",
+        ".png",
+        ".json",
+        ".jsonl",
+        ".safetensors",
+    }
+    assert "curve" not in json.loads((out / "results.jsonl").read_text().splitlines()[0])
+    with pytest.raises(HubError, match="must be a new or an empty folder"):
+        write_repository(run.folder, "me/forty", out)
+
+
+def test_synthetic_data_and_own_code_are_refused(tmp_path, hub, bars, monkeypatch):
+    where = {"source": "synthetic", "symbols": ["BTCUSDT"], "intervals": ["1h"], "start": "2025-01-01"}
+    made_up = cpb.sweep("quick", folder=tmp_path / "run", end="2025-01-25", **where, **SMALL)
+    with pytest.raises(HubError, match="synthetic data cannot be published"):
+        made_up.publish("me/forty")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_loss_here.py").write_text("def loss(f, y):\n    return (f - y).abs().mean((-1, -2))\n")
+    own = cpb.sweep("quick", data=bars, folder="own", loss="own_loss_here:loss", **SMALL)
+    with pytest.raises(HubError, match="own code cannot be published"):
+        own.publish("me/forty")
+    assert not hub.repos, "nothing was begun"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("part", ["/api/repos/create", "/preupload/", "/objects/batch", "/_upload/", "/commit/"])
+def test_a_busy_hub_is_asked_again_and_nothing_is_half_published(run, hub, part, status, caplog):
+    hub.faults = [(part, status)] * 2
+    run.publish("me/forty")
+    assert not hub.faults and len(hub.repos["model", "me/forty"]["commits"]) == 2
+    assert TOKEN not in caplog.text
+
+
+def test_a_hub_that_stays_busy_is_told_and_leaves_what_was_there(run, hub):
+    run.publish("me/forty")
+    before = dict(hub.files("me/forty"))
+    hub.faults = [("/commit/", 503)] * 50
+    with pytest.raises(HubError, match=r"HTTP 503, 5 times\. What was there is as it was"):
+        run.publish("me/forty")
+    assert hub.files("me/forty") == before
+    hub.faults = []
+    run.publish("me/forty")
+
+
+def test_a_hub_out_of_reach_is_told(run, monkeypatch):
+    import huggingface_hub
+
+    away = "http://127.0.0.1:9"
+    monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=away, token=token))
+    monkeypatch.setattr(client, "get_token", lambda: TOKEN)
+    monkeypatch.setattr(client, "PAUSE", 0.01)
+    for call in (lambda: run.publish("me/forty"), lambda: cpb.load("me/forty")):
+        with pytest.raises(HubError, match=r"no connection to the Hub .* 5 times"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [([("/api/repos/create", 403)], "the token may not do this"), ([("/commit/", 401)], "the token may not do this")],
+)
+def test_a_token_without_the_right_is_told_and_never_shown(run, hub, faults, words):
+    hub.faults = faults
+    with pytest.raises(HubError, match=words) as caught:
+        run.publish("me/forty")
+    assert TOKEN not in str(caught.value)
+
+
+def test_without_a_token_the_remedy_is_told(run, hub, monkeypatch):
+    monkeypatch.setattr(client, "get_token", lambda: None)
+    shown = CliRunner().invoke(cpbkit, ["publish", str(run.folder), "--repo", "me/forty"])
+    assert shown.exit_code == 1 and "hf auth login" in shown.output and not hub.calls
+
+
+def test_a_repository_of_something_else_is_left_alone(run, hub, bars, tmp_path):
+    run.publish("me/forty")
+    other = cpb.sweep("quick", data=bars, folder=tmp_path / "other", **SMALL | {"steps": 6})
+    with pytest.raises(HubError, match="holds another run"):
+        other.publish("me/forty")
+    hub.repos["model", "me/mine"] = {"private": True, "commits": [("1" * 40, {"thesis.md": b"mine"})]}
+    with pytest.raises(HubError, match="holds other files"):
+        run.publish("me/mine")
+    assert hub.files("me/mine") == {"thesis.md": b"mine"}
+
+
+def test_a_dry_run_writes_what_would_be_published_and_asks_nobody(run, hub, tmp_path):
+    out = tmp_path / "look"
+    shown = CliRunner().invoke(cpbkit, ["publish", str(run.folder), "--repo", "me/forty", "--dry-run", str(out)])
+    assert shown.exit_code == 0 and (out / INDEX).exists() and not hub.calls
+
+
+def test_what_is_not_there_is_told(run, hub):
+    with pytest.raises(HubError, match="it is not there"):
+        cpb.load("me/nowhere")
+    with pytest.raises(HubError, match="named user/name"):
+        cpb.load("../../etc/passwd")
+    run.publish("me/forty")
+    with pytest.raises(HubError, match="has no model of SOLUSDT_1h; it has BTCUSDT_1h"):
+        cpb.load("me/forty")["SOLUSDT_1h"]
+
+
+HOSTILE = {
+    "a path in a name": lambda files: {INDEX: b'{"format": 1, "models": {"../../x": "0"}}'},
+    "another format": lambda files: {INDEX: b'{"format": 99, "models": {}}'},
+    "no JSON": lambda files: {INDEX: b"{"},
+    "deep JSON": lambda files: {INDEX: b"[" * 100_000 + b"]" * 100_000},
+    "a huge index": lambda files: {INDEX: b" " * 1_000_001},
+    "another model": lambda files: {"models/BTCUSDT_1h.safetensors": files["models/ETHUSDT_1h.safetensors"]},
+    "no model": lambda files: {"models/BTCUSDT_1h.safetensors": None},
+    "a broken ledger": lambda files: {"results.jsonl": b"{}\n"},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_repository_is_refused_with_one_line(run, hub, kind):
+    run.publish("me/forty")
+    hub.commit("me/forty", HOSTILE[kind](hub.files("me/forty")))
+    with pytest.raises(CpbkitError) as caught:
+        cpb.load("me/forty")["BTCUSDT_1h"]
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("part", "setting", "value"),
+    [
+        ("model", "width", 10**9),
+        ("model", "layers", 10**9),
+        ("model", "width", 5),
+        ("model", "name", "os:system"),
+        ("task", "horizon", 10**9),
+        ("task", "loss", "os:getcwd"),
+    ],
+)
+def test_a_config_that_asks_for_code_or_for_much_is_refused(run, part, setting, value):
+    content = (run.folder / "models" / "BTCUSDT_1h.safetensors").read_bytes()
+    weights, told = checkpoint.load(content)
+    told["experiment"][part][setting] = value
+    with pytest.raises(CpbkitError):
+        cpb.TrainedModel.read(checkpoint.save(weights, told))
+
+
+def test_weights_of_other_shapes_and_numbers_that_do_not_fit_are_refused(run):
+    content = (run.folder / "models" / "BTCUSDT_1h.safetensors").read_bytes()
+    weights, told = checkpoint.load(content)
+    name = next(iter(weights))
+    with pytest.raises(RunError, match="are not those of a gru of width 4"):
+        cpb.TrainedModel.read(checkpoint.save(weights | {name: torch.zeros(3)}, told))
+    with pytest.raises(RunError, match="input_mean of a scaler must have the shape"):
+        cpb.TrainedModel.read(checkpoint.save(weights, told | {"scaler": told["scaler"] | {"input_mean": [0.0]}}))
+    wrong = {"price": {"half_width": [[1.0]], "nominal": 0.9, "coverage": 0.9}}
+    with pytest.raises(RunError, match="a row for each of 2 bars"):
+        cpb.TrainedModel.read(checkpoint.save(weights, told | {"intervals": wrong}))
+
+
+def test_the_door_does_not_load_the_hub_before_it_is_asked_for():
+    code = "import sys, cpbkit.api; print('huggingface_hub' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
