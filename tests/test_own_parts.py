@@ -1,12 +1,14 @@
 """What a person brings: found by name from the current folder, known by its source, run by consent alone."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import ROOT
 
 import cpbkit as cpb
 from cpbkit.cli.main import cpbkit
@@ -129,3 +131,22 @@ def test_an_own_preset_is_a_file(tmp_path):
             find_preset(path)
     with pytest.raises(UnknownName, match="nearest: quick"):
         find_preset("quik")
+
+
+def test_the_page_on_own_parts_holds_what_works(here, bars):
+    """The network, the loss and the preset of docs/bring-your-own.md, as they stand there."""
+    text = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(# mine\.py.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 2
+    (here / "mine.py").write_text("import torch\n" + "\n".join(blocks))
+    (preset,) = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    (here / "mine.json").write_text(preset)
+    run = cpb.sweep("mine.json", data=bars, name="mine.py:Net", loss="mine.py:huber", folder="run", **SMALL)
+    assert run.results[0]["status"] == "done" and run.experiment.preset == "mine"
+    options = set(re.findall(r"`(?:cpbkit sweep )?(--[\w-]+)", text))
+    shown = (
+        CliRunner().invoke(cpbkit, ["sweep", "--help"]).output
+        + CliRunner().invoke(cpbkit, ["forecast", "--help"]).output
+    )
+    assert options and all(option in shown for option in options)
+    sys.modules.pop("mine", None)
