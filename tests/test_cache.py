@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import shutil
 import threading
 
 import numpy as np
@@ -140,11 +141,42 @@ def test_second_places_are_read_and_never_written(tmp_path, monkeypatch):
     store = Store(tmp_path / "own")
     held = store.read("spot", "BTCUSDT_1h")
     assert held.values[:, 0].tolist() == [1.0] * 24 + [2.0] * 24 and held.first_bar == 3
+    assert {record.place for record in held.records.values()} == {"drive", "kaggle"}, "the Passport names them"
     store.update("spot", "BTCUSDT_1h", [piece("daily", 48, 1, value=3)])
     assert len(Store(tmp_path / "own", also=[]).read("spot", "BTCUSDT_1h").starts) == 49
     assert {p: p.read_bytes() for p in before} == before
     store.remove()
     assert all(path.exists() for path in before)
+
+
+def test_no_link_inside_a_cache_is_followed(tmp_path):
+    store, target = Store(tmp_path / "cache", also=[]), tmp_path / "precious"
+    for at in ("locks/spot_BTCUSDT_1h.lock", "klines/spot/BTCUSDT_1h.parquet", "klines/spot", "parts/spot/BTCUSDT_1h"):
+        target.mkdir() if at.endswith("spot") or "parts" in at else target.write_text("mine")
+        link = store.folder / at
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(DataError, match="is a link, and no link inside a cache is followed; remove it"):
+            store.keep_part("spot", "BTCUSDT_1h", "a.zip", b"x")
+            store.update("spot", "BTCUSDT_1h", [piece("daily", 0, 1)])
+        store.remove("spot", "BTCUSDT_1h") if "parquet" in at else link.unlink()
+        assert not link.exists()
+        assert target.read_text() == "mine" if target.is_file() else list(target.iterdir()) == []
+        shutil.rmtree(tmp_path / "cache")
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+
+@pytest.mark.parametrize("series", ["../../OUT", "a/b", "..", "BTC*", ""])
+def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path, series):
+    store = Store(tmp_path / "cache", also=[])
+    (tmp_path / "OUT.parquet").write_text("mine")
+    for act in (store.path, store.read, store.part, store.update):
+        with pytest.raises(DataError, match="is named in letters, digits and _"):
+            act("spot", series, *{store.part: ["a.zip"], store.update: [[]]}.get(act, []))
+    if series:
+        with pytest.raises(DataError, match="is named in letters, digits and _"):
+            store.remove("spot", series)
+    assert (tmp_path / "OUT.parquet").exists()
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):

@@ -84,6 +84,7 @@ class Record:
     note: str = ""
     asked: int = 1  # how often an answer said the same; of a month, how often its checksum was compared again
     compared_at: str = ""  # UTC; when its checksum was last compared with the archive's
+    place: str = ""  # the second place it came from, where another cache had read it
 
 
 @dataclass(frozen=True, eq=False)

@@ -596,6 +596,11 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     records = [r for r in held.records.values() if r.start < order.end and r.end > first]
     records.sort(key=lambda r: (r.start, r.name))
     notes += [r.note for r in records if r.note]
+    for place in sorted({r.place for r in records if r.place}):
+        count = sum(r.place == place for r in records)
+        notes.append(
+            f"{count} of {len(records)} files were read by another cache ({place}); nothing proves their hashes."
+        )
     for record in records:
         low, high = np.searchsorted(held.starts, (max(record.start, first), min(record.end, order.end)))
         stand_ins = int((held.ranks[low:high] < RANK["monthly"]).sum())

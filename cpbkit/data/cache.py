@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -145,13 +146,17 @@ def cache_folder() -> Path:
 def second_places() -> list[Path]:
     """Return folders laid out like the cache that are read and never written.
 
-    Those of CPBKIT_CACHE_READ, a `cpbkit` folder on a mounted Google Drive, and the inputs of a Kaggle notebook.
+    Those of CPBKIT_CACHE_READ, and a `cpbkit` folder on a mounted Google Drive. The inputs of a Kaggle notebook are
+    what strangers made: such a place is only told of.
     """
     named = [Path(p).expanduser() for p in os.environ.get("CPBKIT_CACHE_READ", "").split(os.pathsep) if p]
     kaggle = Path("/kaggle/input")
     # The two places of a dataset; a deeper search could walk through a million images.
     inputs = [found.parent for at in ("*", "datasets/*/*") for found in sorted(kaggle.glob(f"{at}/klines"))]
-    return [p for p in (*named, Path("/content/drive/MyDrive/cpbkit"), *inputs) if (p / "klines").is_dir()]
+    for place in inputs:
+        if place not in named:
+            log.warning("%s has bars; to use them, if you trust who made them, set CPBKIT_CACHE_READ=%s", place, place)
+    return [p for p in (*named, Path("/content/drive/MyDrive/cpbkit")) if (p / "klines").is_dir()]
 
 
 class Store:
@@ -164,13 +169,24 @@ class Store:
 
     def path(self, market: str, series: str) -> Path:
         """Return the file of a series."""
-        return self.folder / "klines" / market / f"{series}.parquet"
+        check_path_name(market, series)
+        return self._own("klines", market, f"{series}.parquet")
+
+    def _own(self, *parts: str) -> Path:
+        """Return a path in the cache; CacheError where a link leads out of it."""
+        path = self.folder
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                raise CacheError(f"{path} is a link, and no link inside a cache is followed; remove it")
+        return path
 
     def read(self, market: str, series: str) -> Holding:
         """Return what is kept of a series, here and in the second places.
 
         A damaged file counts as none; it is logged, and the holding says why.
         """
+        check_path_name(market, series)
         held, damage = Holding(), []
         for folder in (*reversed(self.also), self.folder):
             path = folder / "klines" / market / f"{series}.parquet"
@@ -182,6 +198,9 @@ class Store:
                 log.warning("%s", error)
                 damage.append(str(error))
                 continue
+            if folder != self.folder:
+                records = {name: replace(r, place=r.place or folder.name) for name, r in found.records.items()}
+                found = replace(found, records=records)
             held = _overlay(held, found) if held.records else found
         return replace(held, damage="; ".join(damage))
 
@@ -231,7 +250,9 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # The name carries the sha256: the content proves itself, and half a file is no file.
-            (folder / f"{name}.{hashlib.sha256(blob).hexdigest()}").write_bytes(blob)
+            path = folder / f"{name}.{hashlib.sha256(blob).hexdigest()}"
+            path.unlink(missing_ok=True)  # a link of that name would be written through
+            path.write_bytes(blob)
         except FileNotFoundError:
             pass  # another process has just merged the same series
         except OSError as error:
@@ -262,17 +283,20 @@ class Store:
         for path in self._files(market, series):
             entry = _entry(path, whole=False)
             with self._lock(entry.market, entry.series):
-                path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)  # a link goes, not what it leads to
             removed.append(entry)
+        check_path_name(*filter(None, (market, series)))
         for parts in (self.folder / "parts").glob(f"{market or '*'}/{series or '*'}"):
             self.drop_parts(parts.parent.name, parts.name)
         return tuple(removed)
 
     def _files(self, market: str | None, series: str | None) -> tuple[Path, ...]:
+        check_path_name(*filter(None, (market, series)))
         return tuple(sorted((self.folder / "klines").glob(f"{market or '*'}/{series or '*'}.parquet")))
 
     def _parts(self, market: str, series: str) -> Path:
-        return self.folder / "parts" / market / series
+        check_path_name(market, series)
+        return self._own("parts", market, series)
 
     def drop_parts(self, market: str, series: str) -> None:
         """Forget the downloads that wait for `update`."""
@@ -280,9 +304,9 @@ class Store:
 
     @contextlib.contextmanager
     def _lock(self, market: str, series: str):
-        folder = self.folder / "locks"
+        folder = self._own("locks")
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / f"{market}_{series}.lock")
+        lock = filelock.FileLock(self._own("locks", f"{market}_{series}.lock"))
         try:
             with lock.acquire(timeout=LOCK_WAIT):
                 yield
@@ -290,6 +314,13 @@ class Store:
             raise CacheError(
                 f"another process has held {lock.lock_file} for {LOCK_WAIT:.0f} s; end it, or remove that file"
             ) from None
+
+
+def check_path_name(*names: str) -> None:
+    """Raise DataError for a name that is no plain word: markets and series become names of files."""
+    for name in names:
+        if not re.fullmatch(r"\w{1,60}", name):
+            raise DataError(f"a market or series is named in letters, digits and _, such as BTCUSDT_1h; got {name!r}")
 
 
 def _compare(starts, values, ranks, piece: Piece, rank: int) -> list[Disagreement]:
