@@ -84,6 +84,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         self.built: dict[tuple[str, str], bytes | None] = {}
         self.edited: dict[str, list[list[str]]] = {}  # name of a zip: rows that it holds in place of the true ones
         self.hidden: set[str] = set()  # names of zips that are not there
+        self.files: dict[str, bytes] = {}  # by path: what is served besides
         self.faults: list[Fault] = []
         self.asked: list[str] = []  # paths, with the query
         self.delay = 0.0  # s before each answer
@@ -182,7 +183,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if fault and fault.kind.isdigit():
             headers = {"Retry-After": RETRY_AFTER} if fault.kind in ("429", "418") else {}
             return self.answer(int(fault.kind), b"no", headers)
-        body = self.file(url.path, fault.kind if fault else "")
+        body = self.server.files.get(url.path) or self.file(url.path, fault.kind if fault else "")
+        if body is None and (beside := self.server.files.get(url.path.removesuffix(".CHECKSUM"))):
+            body = f"{hashlib.sha256(beside).hexdigest()}  {url.path.rpartition('/')[2][:-9]}".encode()
         if body is None and url.path.endswith("/klines"):
             status, body = self.rest(dict(urllib.parse.parse_qsl(url.query)))
             if status != 200:

@@ -116,7 +116,7 @@ def read_file(file: ArchiveFile, blob: bytes, *, now: int, coins: int = 1, note:
     """
     low, high = file.span
     try:
-        starts, closes, values = _parse_csv(_unzip(blob, file.name), file.name)
+        starts, closes, values = parse_csv(_unzip(blob, file.name), file.name)
     except pa.ArrowException as error:
         raise BadFile(f"{file.name} does not hold 12 columns of numbers ({str(error)[:120]})") from None
     early = INTERVAL_SECONDS[file.interval] * SECOND_NS if file.interval in MONTHLY_ONLY else 0
@@ -183,7 +183,8 @@ def _unzip(blob: bytes, name: str) -> bytes:
     return text
 
 
-def _parse_csv(text: bytes, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def parse_csv(text: bytes, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return starts (N,) and close times (N,) in ns and the values (N, 8) of a CSV of the archive; BadFile else."""
     names = _NAMES
     if not text[:1].isdigit():  # futures files got a header at some time, spot files have none
         header, _, text = text.partition(b"\n")

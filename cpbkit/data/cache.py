@@ -269,6 +269,27 @@ class Store:
                         return blob
         return None
 
+    def keep(self, kind: str, name: str, blob: bytes) -> None:
+        """Keep a file of the archive for good; its name carries the sha256, so that the content proves itself."""
+        check_path_name(kind)
+        try:
+            folder = self._own("context", kind)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = self._own("context", kind, f"{Path(name).name}.{hashlib.sha256(blob).hexdigest()}")
+            if not path.exists():
+                atomic.write_bytes(path, blob)
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from None
+
+    def kept(self, kind: str, name: str) -> bytes | None:
+        """Return a file that was kept, if it is whole."""
+        check_path_name(kind)
+        for path in sorted((self.folder / "context" / kind).glob(f"{Path(name).name}.*")):
+            blob = path.read_bytes()
+            if path.name.endswith(hashlib.sha256(blob).hexdigest()):
+                return blob
+        return None
+
     def list(self, market: str | None = None, series: str | None = None) -> tuple[Entry, ...]:
         """List the files of the cache, without reading their bars."""
         return tuple(_entry(path, whole=False) for path in self._files(market, series))

@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from cpbkit.config.experiment import Data, Experiment
-from cpbkit.data import binance, files, synthetic, yahoo
+from cpbkit.config.experiment import Experiment
+from cpbkit.data import binance, derivatives, files, synthetic, yahoo
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.klines import Klines
 from cpbkit.data.traces import Trace, load_traces
@@ -53,9 +53,9 @@ def load_klines(
                 data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
             )
         except Incomplete as error:
-            error.klines = _with_context(error.klines, data, tell)
+            error.klines = _with_context(error.klines, experiment, tell)
             raise
-    return _with_context(bars, data, tell)
+    return _with_context(bars, experiment, tell)
 
 
 def _chosen(experiment: Experiment, found: files.Found) -> dict[str, Klines]:
@@ -71,8 +71,13 @@ def _chosen(experiment: Experiment, found: files.Found) -> dict[str, Klines]:
     )
 
 
-def _with_context(bars: dict[str, Klines], data: Data, tell: Callable[[str], None]) -> dict[str, Klines]:
-    if not data.tickers:
-        return bars
-    tell(f"getting {', '.join(data.tickers)}")
-    return yahoo.add_context(bars, data.tickers)
+def _with_context(bars: dict[str, Klines], experiment: Experiment, tell: Callable[[str], None]) -> dict[str, Klines]:
+    data = experiment.data
+    if data.tickers:
+        tell(f"getting {', '.join(data.tickers)}")
+        bars = yahoo.add_context(bars, data.tickers)
+    beside = [name for name in experiment.task.features if name in derivatives.COLUMNS]
+    if beside and data.source != "synthetic":
+        tell(f"getting {', '.join(beside)}")
+        bars = derivatives.add_columns(bars, beside)
+    return bars

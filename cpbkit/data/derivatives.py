@@ -1,0 +1,136 @@
+"""What the futures say beside the bars: funding rate, mark price and premium, joined by what was known at the time."""
+
+import functools
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from cpbkit.data import archive
+from cpbkit.data.archive import ArchiveFile, BadFile
+from cpbkit.data.binance import THREADS, Hosts
+from cpbkit.data.cache import Store
+from cpbkit.data.download import Client, Pool, Retries
+from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, split_name, stamp
+from cpbkit.data.request import contract_of, dates
+from cpbkit.data.unpack import NotUnpacked, unzip
+from cpbkit.data.venue import Contract
+from cpbkit.errors import SourceError
+
+COLUMNS = {  # feature: folder of the archive of USD-M futures
+    "funding_rate": "fundingRate",  # of the last payment: a share of the position, paid by whoever is long
+    "mark_price": "markPriceKlines",  # at the bar's close, per coin
+    "premium": "premiumIndexKlines",  # at the bar's close: a share of the index price
+}
+FUNDING = ["calc_time", "funding_interval_hours", "last_funding_rate"]
+
+
+def add_columns(
+    bars: Mapping[str, Klines],
+    names: Iterable[str],
+    *,
+    store: Store | None = None,
+    hosts: Hosts | None = None,
+    retries: Retries | None = None,
+) -> dict[str, Klines]:
+    """Return the bars with columns of COLUMNS beside them, from the archive's monthly files, checksums held.
+
+    The value at a bar is the last one known when it closes; before the first it is NaN, and after the last month
+    that the archive has too. Raises SourceError where the archive has nothing of a contract, or cannot be had.
+    """
+    names, store = [name for name in names if name in COLUMNS], store or Store()
+    if not names:
+        return dict(bars)
+    client, pool = Client(THREADS, retries), Pool(THREADS)
+    try:
+        get = functools.partial(_read, client, hosts or Hosts.from_environment(), store)
+        jobs = {(series, name): _files(each, name) for series, each in bars.items() for name in names}
+        waiting = {key: [pool.submit(get, key[1], *job) for job in files] for key, files in jobs.items()}
+        found = {key: [future.result() for future in futures] for key, futures in waiting.items()}
+    finally:
+        client.close()
+        pool.close()
+    return {series: _joined(each, {name: found[series, name] for name in names}) for series, each in bars.items()}
+
+
+@dataclass(frozen=True)
+class _Month:
+    """What one file says, and until when it speaks."""
+
+    known: np.ndarray  # (N,) ns, increasing
+    values: np.ndarray  # (N,)
+    end: int  # ns
+    source: SourceFile
+
+
+def _joined(bars: Klines, found: dict[str, list[_Month | None]]) -> Klines:
+    frame, passport = bars.frame, bars.passport
+    closes = frame.index.asi8 + INTERVAL_SECONDS[split_name(passport.series)[1]] * SECOND_NS
+    files, notes = list(passport.files), list(passport.notes)
+    for name, months in found.items():
+        there = [month for month in months if month]
+        if not there:
+            raise SourceError(f"{passport.series}: the archive has no {COLUMNS[name]} for these dates")
+        known, values = (np.concatenate([getattr(month, part) for month in there]) for part in ("known", "values"))
+        at = np.searchsorted(known, closes, side="right") - 1
+        end = max(month.end for month in there)
+        column = np.where((at >= 0) & (closes <= end), values[at], np.nan)
+        frame = frame.assign(**{name: column})
+        files += [month.source for month in there]
+        if absent := int(np.isnan(column).sum()):
+            notes.append(f"{absent} bars have no {name}: the archive's months end at {stamp(end)}.")
+    return Klines(frame, replace(passport, files=tuple(files), notes=tuple(notes)))
+
+
+def _files(bars: Klines, name: str) -> list[tuple[ArchiveFile, Contract]]:
+    """List the months of a column, from the one before the first bar: what it said last is still known."""
+    symbol, interval = split_name(bars.passport.series)
+    contract, index = contract_of(symbol, "um"), bars.frame.index
+    first = (index[0] - pd.Timedelta(days=1)).as_unit("ns").value
+    months = dates(np.append(first, index.asi8), "M")
+    piece = "fundingRate" if name == "funding_rate" else interval
+    return [(ArchiveFile("um", contract.name, piece, month), contract) for month in months]
+
+
+def _read(
+    client: Client, hosts: Hosts, store: Store, name: str, file: ArchiveFile, contract: Contract
+) -> _Month | None:
+    """Read a month, from the cache if it is there; None where the archive has none."""
+    folder = COLUMNS[name]
+    middle = "" if name == "funding_rate" else f"/{file.interval}"
+    path = f"/data/futures/um/monthly/{folder}/{file.symbol}{middle}/{file.name}"
+    blob = store.kept(folder, file.name) or _download(client, hosts, path, file)
+    if blob is None:
+        return None
+    store.keep(folder, file.name, blob)
+    try:
+        text = unzip(blob, archive.CSV_LIMIT)[1]
+        if name == "funding_rate":
+            table = pd.read_csv(io.BytesIO(text), names=FUNDING, header=0 if text[:1].isalpha() else None)
+            times, values = table["calc_time"].to_numpy(np.int64) * 10**6, table["last_funding_rate"].to_numpy(float)
+        else:
+            starts, closes, bars = archive.parse_csv(text, file.name)
+            archive.check_lengths(starts, closes, file.interval, file.name)
+            times = starts + INTERVAL_SECONDS[file.interval] * SECOND_NS
+            values = bars[:, 3] / (contract.coins if name == "mark_price" else 1)
+    except (NotUnpacked, ValueError, KeyError) as error:
+        raise BadFile(f"{file.name} does not hold {folder}: {error}") from None
+    order = np.argsort(times, kind="stable")
+    source = SourceFile(f"{folder} {file.name}", hashlib.sha256(blob).hexdigest())
+    return _Month(times[order], values[order], file.span[1], source)
+
+
+def _download(client: Client, hosts: Hosts, path: str, file: ArchiveFile) -> bytes | None:
+    url = hosts.archive_url.rstrip("/") + path
+    found = client.get(url, limit=archive.ZIP_LIMIT)
+    if found.status != 200:
+        return None
+    check = client.get(f"{url}.CHECKSUM", limit=4096)
+    if check.status != 200:
+        raise BadFile(f"{file.name} has no checksum in the archive")
+    if hashlib.sha256(found.body).hexdigest() != archive.parse_checksum(check.body, file.name):
+        raise BadFile(f"{file.name} does not match its checksum")
+    return found.body
