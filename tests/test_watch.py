@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -206,6 +207,55 @@ def test_a_validation_with_its_loader_is_one_thing():
                     nn.functional.mse_loss(model(a), b)
     assert w.verdict == "VALIDATION_IN_STEP"
     assert w.seen().shares["validation"] > 0.5 > w.seen().shares.get("data", 0)
+
+
+class Rows(nn.Module):
+    """Above the loop that calls it, as models mostly are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return torch.stack([self.layer(row) for row in x])  # row by row
+
+
+def test_a_model_that_takes_its_batch_apart_is_named():
+    model = Rows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tell=False) as w:
+        for _ in range(150):
+            step(model, optimizer, torch.ones(64, 8), torch.ones(64, 1))
+    assert w.verdict == "SAMPLE_BY_SAMPLE" and f"{HERE.name}:{line_of('# row by ' + 'row')}" in w.diagnosis.text
+
+
+def test_the_live_line_says_how_fast_and_where(monkeypatch, capsys):
+    monkeypatch.setattr("cpbkit.gpu_check.watch._can_draw", lambda: True)
+    monkeypatch.setattr("cpbkit.gpu_check.watch.LIVE", 0.0)
+    monkeypatch.setattr("cpbkit.gpu_check.watch.TICK", 0.1)
+    model, optimizer, batches = make()
+    with watch(model, optimizer) as w:
+        for x, y in batches:
+            step(model, optimizer, x, y)
+            time.sleep(0.02)
+    said = capsys.readouterr().err
+    assert re.search(r"\r\d+\.\d steps/s · .*rest \d+% · \d\.\d\d GB", said)
+    assert said.endswith(w.report() + "\n") and said.startswith("\r")
+
+
+def test_a_mistake_of_the_watch_costs_no_training(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("mine")
+
+    model, optimizer, batches = make()
+    monkeypatch.setattr("cpbkit.gpu_check.watch.attribute", broken)
+    monkeypatch.setattr("cpbkit.gpu_check.operators.Operators._note", broken)
+    with watch(model, optimizer, tell=False) as w:
+        for x, y in batches:
+            step(model, optimizer, x, y)
+    assert w.steps == len(batches) and w.verdict == "INCONCLUSIVE" and "ZeroDivisionError: mine" in w.report()
+    monkeypatch.undo()
+    assert "ZeroDivisionError" in "".join(w.seen().problems)
 
 
 def test_what_a_watch_cannot_take():

@@ -45,6 +45,7 @@ class Operators(TorchDispatchMode):
         self.gates = self.recurrences = 0
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
+        self.problem = ""
         self.base = self._calibrate()
 
     def _calibrate(self) -> float:
@@ -67,16 +68,21 @@ class Operators(TorchDispatchMode):
         begun = time.thread_time()  # what other processes take does not count
         out = function(*args, **(kwargs or {}))
         seconds = time.thread_time() - begun
-        if function.namespace != "aten":
-            return out
-        packet = function._overloadpacket
-        line = self.roles.own_line(sys._getframe(1))
+        try:
+            if function.namespace == "aten":
+                self._note(function, function._overloadpacket, args, out, seconds)
+        except Exception as error:  # told in the report; the person's step goes on
+            self.problem = f"an operator was not counted: {type(error).__name__}: {error}"
+        return out
+
+    def _note(self, function, packet, args, out, seconds: float) -> None:
+        line = self.roles.own_line(sys._getframe(2))
         if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
             self._take(line, packet, args[0].shape[0])
         if packet in WAITS and line:
             self.waits.append(line)
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
-            return out
+            return
         calls = self.lines[line]
         calls.count += 1
         calls.seconds += seconds
@@ -94,11 +100,10 @@ class Operators(TorchDispatchMode):
                 self.wide_seconds += seconds
         if torch.is_anomaly_enabled():
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
-        return out
 
     def _take(self, line: tuple[int, int], packet, length: int) -> None:
         """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""
-        if self.roles.read(sys._getframe(2)).phase != "data":
+        if self.roles.read(sys._getframe(3)).phase != "data":
             self.taken[line, length] += length if packet is aten.unbind else 1
 
     def try_exit(self) -> bool:

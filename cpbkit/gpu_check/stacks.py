@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-PERIOD = 0.01  # s between two looks, on average
+PERIOD, FIRST_PERIOD = 0.01, 0.004  # s between two looks, on average; the first ones, so that a short loop is seen too
+FIRST = 500  # looks
 # A thread that wants the interpreter gets it after this many seconds. With Python's 5 ms a look falls where torch
 # lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %.
 SWITCH = 1e-5
@@ -139,7 +140,7 @@ class Sampler(threading.Thread):
         last = time.perf_counter()
         try:
             # At uneven times: a step of just one period would always be seen at the same line.
-            while not self._done.wait(PERIOD * dice.uniform(0.5, 1.5)):
+            while not self._done.wait(self._period() * dice.uniform(0.5, 1.5)):
                 now = time.perf_counter()
                 if not self.paused:
                     stack = self.roles.read(sys._current_frames().get(self.watched))
@@ -151,6 +152,9 @@ class Sampler(threading.Thread):
             self.problem = f"the sampler stopped: {type(error).__name__}: {error}"
         finally:
             sys.setswitchinterval(before)
+
+    def _period(self) -> float:
+        return FIRST_PERIOD if self.looks < FIRST else PERIOD
 
     def end_step(self) -> None:
         """Count what was seen since the step before."""

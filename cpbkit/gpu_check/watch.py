@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
+from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
 from cpbkit.gpu_check.source import INNER_LOOPS
@@ -28,7 +30,7 @@ from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 
 COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
 MANY = 5000  # operators a step: counting them once is enough
-MARKS = 0.1  # s between two losses whose graphs are followed
+MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
 LIVE = 2.0  # s between two live lines, at the least
 GROWN = 100e6  # bytes of the process: less is its allocators settling in
@@ -90,6 +92,11 @@ class Watch:
         self._sampler.stop()
         self._exits.close()
         self._clear_line()
+        try:
+            self._diagnosis = self.diagnosis
+        except Exception as failure:  # a mistake in here must not cost a person the end of a training
+            text = f"The watch itself failed: {type(failure).__name__}: {failure}."
+            self._diagnosis = Diagnosis("INCONCLUSIVE", "", text, (), (), (), Policy())
         # A loop over epochs makes a watch an epoch: it speaks where it has something new to say.
         if self._tells and _told.get(self._place) != self.verdict:
             _told[self._place] = self.verdict
@@ -117,10 +124,7 @@ class Watch:
         """The verdict with what supports it; so far, while the loop runs."""
         if self._diagnosis is None:
             codes = tuple(c for c in check_environment().codes if c[0] not in ("NO_GPU_RUNTIME", "DEBUG_MODE_ON"))
-            found = judge_loop(self.seen(), codes)
-            if self._sampler.is_alive():
-                return found
-            self._diagnosis = found
+            return judge_loop(self.seen(), codes)
         return self._diagnosis
 
     @property
@@ -171,6 +175,7 @@ class Watch:
         model = min(model, self._cpu / max(self.steps - 1, 1))  # on a busy machine the rest is other programs' time
         computing = min((c.estimate_computing() for c in self._counted), default=0.0)
         workers = max((loader.num_workers for loader in self._loaders), default=0)
+        problems = [*self._problems, self._sampler.problem, *(c.problem for c in self._counted)]
         return Seen(
             seconds=total,
             steps=self.steps,
@@ -196,7 +201,7 @@ class Watch:
             on_gpu=on_gpu,
             busy=sum(self._busy) / len(self._busy) if self._busy else math.nan,
             behind=sum(self._behind) / len(self._behind) if self._behind else math.nan,
-            problems=tuple(filter(None, [*self._problems, self._sampler.problem])),
+            problems=tuple(dict.fromkeys(filter(None, problems))),
         )
 
     # While the loop runs: in its thread.
@@ -204,7 +209,12 @@ class Watch:
     def _after_step(self, optimizer, args, kwargs) -> None:
         if threading.get_ident() != self._thread or (self._optimizer is not None and optimizer is not self._optimizer):
             return
-        now = time.perf_counter()
+        try:
+            self._note_step(time.perf_counter(), sys._getframe(1))
+        except Exception as error:  # told in the report; the person's step goes on
+            self._problems.append(f"a step was not noted: {type(error).__name__}: {error}")
+
+    def _note_step(self, now: float, frame: FrameType) -> None:
         self.steps += 1
         if self._count is not None:
             self._stop_counting(now)
@@ -216,7 +226,7 @@ class Watch:
         self._last = time.perf_counter()
         self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if self.steps & (self.steps - 1) == 0:  # powers of two: ever more rarely
-            self._step = self._step or self.roles.read(sys._getframe(1)).own
+            self._step = self._step or self.roles.read(frame).own
         if torch.cuda.is_initialized():
             self._ask_device()
         if self.steps in COUNTED and self._may_count():
@@ -338,7 +348,8 @@ class Watch:
             line = self._line(at)
             path = [n for n in source.find_path(line.file, line.line) if isinstance(n, INNER_LOOPS)]
             spans = [source.to_span(line.file, n) for n in path]
-            spans = [s for s in spans if found.loop is None or s.file != found.loop.file or s.start > found.loop.start]
+            # Neither the loop over batches itself, nor one around it.
+            spans = [s for s in spans if found.loop is None or not s.holds(found.loop.file, found.loop.start)]
             if length < 8 or rows < 0.9 * length or not spans or _goes_through_time(line, spans[-1]):
                 continue
             share = sum(self._under(spans[-1]).values()) / total
