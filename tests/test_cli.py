@@ -18,6 +18,8 @@ import pytest
 from archive_server import make_rows, milliseconds, serving
 from click.testing import CliRunner
 from conftest import ROOT
+from test_report import write_run
+from test_views import EXPERIMENT, made_up_results
 
 from cpbkit.cli.command import Commands, experiment_of, last_months
 from cpbkit.cli.main import cpbkit
@@ -389,6 +391,46 @@ def test_a_folder_without_a_run_is_told(tmp_path):
 
 
 SWEEP = "sweep --source synthetic --symbols BTC,ETH --intervals 1h --start 2025-01-01 --end 2025-02-01".split()
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A made-up run of forty: the ledger's lines, and its folder."""
+    lines = made_up_results()
+    return lines, write_run(tmp_path_factory.mktemp("runs") / "forty", lines)
+
+
+def test_a_verdict_row_holds_its_models_numbers(judged, monkeypatch):
+    lines, folder = judged
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = run("verdict", folder).output.splitlines()
+    rows = {row.split()[0]: row.strip() for row in shown if row.strip().partition(" ")[0] in EXPERIMENT.series}
+    assert len(rows) == 40 and shown.index(next(row for row in shown if "BEATS" in row)) == 1, "the best come first"
+    for line in lines:
+        if line["status"] != "done":
+            assert rows[line["series"]] == f"{line['series']} {line['status']}: {line['reason']}"
+            continue
+        j = line["test"]["price"]
+        skill, low, high = (f"{100 * j[name]:+.2f}" for name in ("skill", "skill_low", "skill_high"))
+        row = rows[line["series"]]
+        assert f"{skill}  [{low}, {high}]" in row and row.split()[row.split().index(f"{high}]") + 1] == "persistence"
+        assert f" {100 * j['persistence_skill']:+.2f} " in row and f"{j['rmse']:.4g} bp" in row
+        assert row.split()[-6:-4] == ["+0.020", "0.3"] and f" {100 * j['direction']:.1f} " in row
+    for explained in ("p: of the difference", "persistence %: skill against", "IC: rank", "fee bp: at which"):
+        assert sum(row.startswith(explained) for row in shown) == 1
+    best = max((line for line in lines if line["test"]), key=lambda line: line["test"]["price"]["skill"])["series"]
+    assert sum("information coefficient +0.020" in row for row in shown) == 1
+    assert any(row.startswith(f"{best}: information coefficient +0.020") for row in shown)
+    assert "3 of 40 beat the best naive forecast of the price; 34 tie; 1 loses; 2 could not be judged" in shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_verdict_rows_fit_the_terminal_and_what_they_hold_is_explained(judged, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    head, *rows = run("verdict", judged[1]).output.splitlines()[:39]
+    assert max(map(len, (head, *rows))) <= columns and "skill %, 95 % interval" in head
+    shown = run("verdict", judged[1]).output
+    assert (" p " in head or head.endswith(" p")) == ("p: of the difference" in shown)
 
 
 @pytest.fixture(scope="module")
