@@ -3,9 +3,17 @@
 import difflib
 from collections.abc import Iterable
 
+from cpbkit.texts import redact
+
 
 class CpbkitError(Exception):
-    """Something a person can act on; the message says the rule, what was got, and what to do."""
+    """Something a person can act on; the message says the rule, what was got, and what to do.
+
+    Messages end in logs, reports and issues of others, so no password of a URL stays in one.
+    """
+
+    def __init__(self, *args: object):
+        super().__init__(*(redact(each) if isinstance(each, str) else each for each in args))
 
 
 class DataError(CpbkitError):

@@ -18,6 +18,7 @@ import click
 from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError, UnknownName, check_name
+from cpbkit.texts import printable
 
 GO_ON = "Nothing is left half done; the same command goes on from here."
 
@@ -40,7 +41,7 @@ class Command(click.Command):
             if context.meta.get("debug") or getattr(error, "errno", None) == errno.EPIPE:
                 raise  # `| head` closes the pipe: no failure, and click knows
             kind = click.UsageError if isinstance(error, UnknownName) else click.ClickException
-            raise kind(_sentence(error)) from None
+            raise kind(printable(_sentence(error))) from None
         except KeyboardInterrupt:
             click.echo(f"\nStopped. {GO_ON}", err=True)
             context.exit(1)
@@ -71,7 +72,7 @@ class Commands(click.Group):
 
 def show(document, as_json: bool, text: Callable[[], str]) -> None:
     """Print a document as JSON, or the text a person reads."""
-    click.echo(json.dumps(document, indent=2) if as_json else text())
+    click.echo(json.dumps(document, indent=2) if as_json else printable(text()))
 
 
 @contextlib.contextmanager

@@ -364,11 +364,12 @@ def verdict(folders, as_json):
 
 @click.command(cls=Command, examples=("cpbkit report runs/quick",))
 @run_folder
-def report(folder):
+@click.option("--with-command", is_flag=True, help="Show the command line of the run too, with its paths.")
+def report(folder, with_command):
     """Write the report of a run, finished or not: one HTML file."""
     from cpbkit.views.report import write_report
 
-    click.echo(write_report(folder))
+    click.echo(write_report(folder, with_command=with_command))
 
 
 @click.command(

@@ -11,6 +11,7 @@ import pandas as pd
 
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, check_name
+from cpbkit.texts import redact
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _UNIT_WORDS = {
@@ -291,7 +292,7 @@ def validate(
         tenfold=_find_tenfold(starts, values, step),
         disagreements=tuple(disagreements),
         checked=checked,
-        notes=tuple(notes),
+        notes=tuple(map(redact, notes)),
         synthetic=synthetic,
     )
     index = pd.DatetimeIndex(starts.view("M8[ns]"), name="open_time").tz_localize("UTC")

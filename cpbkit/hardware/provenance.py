@@ -53,6 +53,8 @@ def commit(folder: Path) -> str:
 
     A package that is only installed inside somebody's checkout is no part of it, and has none.
     """
+    # A checkout may name a program of its own to watch its files, which `status` would run.
+    git = ["git", "-c", "core.fsmonitor=false", "-C", folder]
     try:
         run = [
             ["ls-files", "--error-unmatch", "."],
@@ -60,8 +62,7 @@ def commit(folder: Path) -> str:
             ["status", "--porcelain", "--untracked-files=no"],
         ]
         texts = [
-            subprocess.run(["git", "-C", folder, *line], capture_output=True, text=True, check=True, timeout=20).stdout
-            for line in run
+            subprocess.run([*git, *line], capture_output=True, text=True, check=True, timeout=20).stdout for line in run
         ]
     except (OSError, subprocess.SubprocessError):
         return ""

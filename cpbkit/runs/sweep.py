@@ -28,6 +28,7 @@ from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, RunFolder
 from cpbkit.runs.plan import Plan, find_places, make_plan
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
+from cpbkit.texts import redact
 from cpbkit.windows.series import Series, from_klines, from_trace
 from cpbkit.windows.splits import split
 
@@ -69,7 +70,7 @@ def sweep(
         tell = _teller(run, state, on_progress)
         if state.missing:
             try:
-                about = {"command": command, **provenance.describe()}
+                about = {"command": redact(command), **provenance.describe()}
                 atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
                 place = _place(executor, workers, address, gpus)
                 _sweep(run, state, clock, tell, klines or load_klines, place, deadline)

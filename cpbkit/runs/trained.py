@@ -1,5 +1,6 @@
 """Trained models in use: from closed bars to the next ones, with the interval that held in the test split."""
 
+import html
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +60,9 @@ class Forecast:
     def _repr_html_(self) -> str:
         head, *rest = str(self).split("\n")
         after = rest[len(self.frame) + 2 :]  # the table's two head rows come before its H rows
-        notes = "<br>".join(after)
-        return f"<div><b>{head}</b>{self.frame.style.format('{:,.6g}').to_html()}<small>{notes}</small></div>"
+        notes = "<br>".join(map(html.escape, after))
+        table = self.frame.style.format("{:,.6g}", escape="html").to_html()
+        return f"<div><b>{html.escape(head)}</b>{table}<small>{notes}</small></div>"
 
 
 @dataclass(frozen=True)

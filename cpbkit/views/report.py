@@ -34,9 +34,10 @@ INTERVAL_COLUMNS = (
 )
 
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+def write_report(folder: str | Path, out: str | Path | None = None, with_command: bool = False) -> Path:
     """Write the report of a run, finished or not, and return its path: `out`, or `report.html` in the folder.
 
+    with_command: also show the command line of the run, which may hold paths of this machine.
     The page opens without a network and is whole or absent. Errors: RunError for a folder that holds no result.
     """
     run = RunFolder(folder)
@@ -69,7 +70,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         splits=_splits(results),
         purge=counted(max(experiment.task.purge, experiment.task.horizon), "bar"),
         settings=_settings(run.settled),
-        **_origin(about),
+        **_origin(about, with_command),
     )
     target = Path(out) if out else run.folder / REPORT
     atomic.write_bytes(target, page.encode())
@@ -253,11 +254,11 @@ def _settings(experiment: Experiment) -> dict[str, list]:
     return found
 
 
-def _origin(about: Mapping) -> dict:
+def _origin(about: Mapping, with_command: bool) -> dict:
     origin = about | about.get("machine", {}) | about.get("versions", {})
     shown = ("date", "system", "cpu", "cores", "gpu", "commit", *about.get("versions", {}))
     return {
-        "command": about.get("command", ""),
+        "command": about.get("command", "") if with_command else "",
         "origin": [[name, str(origin[name])] for name in shown if origin.get(name)],
     }
 

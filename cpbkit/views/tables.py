@@ -29,7 +29,7 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
             "windows": table["windows"],
         }
     )
-    styler = shown.style.hide(axis="index").map(_colour, subset=["verdict"])
+    styler = shown.style.hide(axis="index").format(escape="html").map(_colour, subset=["verdict"])
     return styler.to_html() + "".join(f"<p><b>{escape(line)}</b></p>" for line in headlines)
 
 

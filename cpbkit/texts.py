@@ -1,0 +1,19 @@
+"""Texts that may hold what somebody else wrote, made fit to be shown and kept."""
+
+import re
+
+# Commands to a terminal (OSC, CSI, single ones), other control characters but tab and line feed, and marks that turn
+# the direction of writing, by which a line can show another order than it has.
+_ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b.?", re.DOTALL)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would obey instead of showing."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def redact(text: str) -> str:
+    """Return a text in which no URL holds a name and password: `https://***@host`."""
+    return _LOGIN.sub("***@", text)
