@@ -170,6 +170,19 @@ def test_the_synthetic_market_is_forecast_from_its_last_whole_day(tmp_path):
     assert f"{found.last_bar:%Y-%m-%d %H:%M}" == "2025-02-09 23:00" and "synthetic: no market" in str(found)
 
 
+def test_own_files_and_frames_name_their_series_themselves(bars, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr("cpbkit.api.run_sweep", lambda experiment, folder, **place: begun.append((experiment, place)))
+    bars["BTCUSDT_1h"].frame.to_csv(tmp_path / "BTC_USDT-1h.csv")
+    cpb.sweep("quick", files=tmp_path, start="2025-01-05", folder=tmp_path / "run", quiet=True)
+    frame = bars["ETHUSDT_1h"].frame.rename_axis("Date")
+    cpb.sweep("quick", data={"eth-usdt": frame}, start="2025-01-05", folder=tmp_path / "run", quiet=True)
+    for (experiment, place), name in zip(begun, NAMES, strict=True):
+        assert experiment.series == (name,)
+        (klines,) = place["klines"](experiment, print).values()
+        assert klines.passport.first == "2025-01-05T00:00"
+
+
 def test_settings_that_cannot_be_are_refused_before_anything_is_written(tmp_path):
     for wrong in ({"preset": "gruu"}, {"epoch": 3}, {"intervals": []}):
         with pytest.raises(CpbkitError):

@@ -241,7 +241,7 @@ def test_doubles_and_crooked_times_in_a_file_are_dropped_and_counted(fetch, serv
     server.edited["BTCUSDT-4h-2024-11.zip"] = [*november[:4], stale, *november[4:], november[7], crooked]
     bars = fetch(start="2024-11-01", end="2024-11-30")["BTCUSDT_4h"]
     assert is_right(bars, rows, "2024-11-01", "2024-11-30")
-    assert (bars.passport.duplicates, bars.passport.off_grid) == (2, 1)
+    assert (bars.passport.duplicates, bars.passport.off_grid, bars.passport.conflicts) == (2, 1, 1)
     assert fetch(start="2024-11-01", end="2024-11-30")["BTCUSDT_4h"].passport == bars.passport
 
 
@@ -305,6 +305,7 @@ def test_a_gap_of_the_venue_is_believed_when_two_answers_tell_it(fetch, server, 
     assert (p.unexplained, p.complete) == (2, False)
     assert sum("2025-01-05" in path for path in server.asked) == 2 and p.files[-1].name.startswith("rest")
     server.asked.clear()
+    clock("2025-03-12T10:45")
     assert fetch()["BTCUSDT_4h"].passport.gaps == p.gaps
     assert [path.rpartition("/")[2][:14] for path in server.asked] == ["BTCUSDT-4h-202", "klines?symbol="]
     server.asked.clear()
@@ -606,12 +607,13 @@ def test_the_two_coins_called_luna_never_meet(fetch, server):
         fetch("LUNAUSDT", "1h", "2022-04-01", "2022-05-12")
 
 
-def test_an_old_month_that_never_was_costs_three_days_and_a_question(fetch, server):
+def test_an_old_month_that_never_was_costs_three_days_and_a_question(fetch, server, clock):
     server.rows["spot", "BTCUSDT", "4h"] = make_rows("4h", "2024-08-01", "2024-10-01")
     p = fetch(start="2024-06-01", end="2024-08-31")["BTCUSDT_4h"].passport
     assert (p.first, p.got, p.missing) == ("2024-08-01T00:00", 31 * 6, 61 * 6)
     assert len([path for path in server.asked if "/daily/" in path]) == 6
     assert len([path for path in server.asked if "/api/" in path]) == 2
+    clock("2025-03-12T10:45")
     fetch(start="2024-06-01", end="2024-08-31")
     server.asked.clear()
     fetch(start="2024-06-01", end="2024-08-31")

@@ -13,6 +13,7 @@ from cpbkit.data.klines import (
     Gap,
     Passport,
     SourceFile,
+    find_interval,
     passport_table,
     series_name,
     split_name,
@@ -20,6 +21,8 @@ from cpbkit.data.klines import (
 )
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, UnknownName
+from cpbkit.indicators import compute
+from cpbkit.views.market import candle_figure
 
 
 def bars(start, count, step="1h", **columns):
@@ -148,6 +151,47 @@ def test_what_is_no_table_of_bars_is_refused():
         validate(frame.iloc[:0], "BTCUSDT_1h")
     with pytest.raises(DataError, match="1 rows have no time"):
         validate(frame.set_axis(pd.DatetimeIndex([*frame.index[:2], pd.NaT])), "BTCUSDT_1h")
+
+
+def test_a_slipped_decimal_point_is_listed_and_a_hard_fall_is_not():
+    frame = bars("2025-03-01", 10)
+    frame.iloc[3, :4] *= 10  # a bar of its own
+    frame.iloc[6:8, :4] /= 10  # two bars together
+    frame.iloc[9, 2] /= 10  # a low alone
+    p = validate(frame, "BTCUSDT_1h").passport
+    hours = [3, 4, 6, 8, 9]  # where it begins and where it ends
+    assert p.tenfold == tuple(f"2025-03-01T{hour:02d}:00" for hour in hours) and p.doubts == 5
+    fall = bars("2025-03-01", 4)
+    for i in range(1, 4):  # each opens where the last closed
+        fall.iloc[i, :4] = [11 / 5 ** (i - 1), 11 / 5 ** (i - 1), 11 / 5**i, 11 / 5**i]
+    assert validate(fall, "LUNAUSDT_1h").passport.tenfold == ()
+
+
+def test_a_price_that_changes_hands_across_a_gap_is_told():
+    old, new = bars("2025-03-01", 3), bars("2025-03-02", 3)
+    new.iloc[:, :4] *= 30
+    (note,) = validate(pd.concat([old, new]), "LUNAUSDT_1h").passport.notes
+    assert "from 2025-03-01T02:00 to 2025-03-02T00:00 the price changes by a factor of 30" in note
+
+
+def test_bars_without_volume_are_bars():
+    klines = validate(bars("2025-03-01", 3).drop(columns="volume"), "DXY_1h")
+    assert list(klines.frame.columns) == ["open", "high", "low", "close"]
+    assert klines.passport.zero_volume == 0 and "There is no volume" in klines.passport.notes[0]
+    with pytest.raises(DataError, match="obv needs the column 'volume'"):
+        compute(klines.frame, ["obv"])
+    assert candle_figure(klines)
+
+
+@pytest.mark.parametrize(
+    "text, interval",
+    [
+        *(("60m", "1h"), ("1H", "1h"), ("1-min", "1m"), ("3600s", "1h"), ("240", "4h"), ("D", "1d"), ("15M", "15m")),
+        *(("1M", ""), ("M", ""), ("90m", ""), ("h1", ""), ("", ""), ("month", "")),
+    ],
+)
+def test_intervals_are_read_in_other_spellings(text, interval):
+    assert find_interval(text) == interval
 
 
 def test_weeks_start_on_monday_and_three_days_where_the_venue_says():

@@ -97,7 +97,7 @@ def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
                 np.concatenate((array[:low], new, array[high:])) for array, new in zip(bars, stretch, strict=True)
             )
         record, earlier = piece.record, records.get(piece.record.name)
-        if earlier and record.kind == "rest":
+        if earlier and record.kind == "rest" and record.fetched_at != earlier.fetched_at:
             record = replace(record, asked=earlier.asked + 1)
         records = {**_not_replaced(records, record, bars[0], bars[2]), record.name: record}
         fresh |= {record.name}
