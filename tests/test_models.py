@@ -52,11 +52,11 @@ def test_forecast_has_its_shape_and_every_parameter_gets_a_gradient(name):
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_a_network_computes_in_16_bits_what_it_does_in_64(name):
     net, (x, last, y) = make(name).eval(), batch()
-    coins = torch.tensor([True, False, True, False])
-    want = net(x, last, (y, coins))
+    forced = torch.tensor([True, False, True, False])
+    want = net(x, last, (y, forced))
     net = net.float()
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        got = net(x.float(), last.float(), (y.float(), coins))
+        got = net(x.float(), last.float(), (y.float(), forced))
     torch.autograd.grad(got.float().square().sum(), list(net.parameters()))
     assert (got.double() - want).square().mean() < 0.01 * want.square().mean()
 
@@ -70,19 +70,19 @@ def test_every_parameter_has_the_model_axis_and_an_untrained_network_is_persiste
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
-@pytest.mark.parametrize("teacher", [None, "coins"])
+@pytest.mark.parametrize("teacher", [None, "forced"])
 def test_a_stack_equals_its_rows_alone(name, teacher):
     net = make(name).eval()
     x, last, y = batch()
-    coins = teacher and torch.tensor([True, False, True, True])
-    forecast = net(x, last, teacher and (y, coins))
+    forced = teacher and torch.tensor([True, False, True, True])
+    forecast = net(x, last, teacher and (y, forced))
     gradients = torch.autograd.grad((forecast - y).square().mean((1, 2, 3)).sum(), list(net.parameters()))
     for m in range(M):
         alone = make(name, models=1).eval()
         with torch.no_grad():
             for one, all_of_them in zip(alone.parameters(), net.parameters(), strict=True):
                 one.copy_(all_of_them[m : m + 1])
-        own = alone(x[m : m + 1], last[m : m + 1], teacher and (y[m : m + 1], coins))
+        own = alone(x[m : m + 1], last[m : m + 1], teacher and (y[m : m + 1], forced))
         torch.testing.assert_close(own[0], forecast[m], rtol=1e-12, atol=1e-12)
         own_gradients = torch.autograd.grad((own - y[m : m + 1]).square().mean(), list(alone.parameters()))
         for one, whole in zip(own_gradients, gradients, strict=True):
@@ -265,9 +265,9 @@ def test_the_directions_of_a_bilstm_have_their_own_masks():
 
 def test_next_input_follows_the_coin():
     own, truth = torch.zeros(1, 2, 3), torch.ones(1, 2, 4, 3)
-    coins = torch.tensor([True, False, False, True])
+    forced = torch.tensor([True, False, False, True])
     assert layers.next_input(own, None, 0) is own
-    assert [layers.next_input(own, (truth, coins), h)[0, 0, 0].item() for h in range(4)] == [1, 0, 0, 1]
+    assert [layers.next_input(own, (truth, forced), h)[0, 0, 0].item() for h in range(4)] == [1, 0, 0, 1]
     assert layers.next_input(own, (truth, None), 1).sum() == 6
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cpbkit.bench.gauges import wait
-from cpbkit.bench.twins import Coins, make_twin
+from cpbkit.bench.twins import Forced, make_twin
 from cpbkit.config.experiment import Experiment, Training
 from cpbkit.training.loop import assemble, draw_forcing
 from cpbkit.training.stack import OPTIMIZERS
@@ -32,11 +32,11 @@ def loop_in_circulation(experiment: Experiment, series: Series, device: torch.de
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
     )
     net.train()
-    for rows, coins in draw(windows, training, experiment.task.horizon):
+    for rows, forced in draw(windows, training, experiment.task.horizon):
         picks = torch.searchsorted(pool, rows)
         x, last, y = inputs[picks].to(device), lasts[picks].to(device), truths[picks].to(device)
         optimizer.zero_grad()
-        forecast = net(x, last, y, coins)
+        forecast = net(x, last, y, forced)
         wait(device)
         loss = (forecast - y).square().mean((0, 1)) @ weights
         loss.backward()
@@ -56,9 +56,9 @@ def loop_done_well(experiment: Experiment, series: Series, device: torch.device)
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
     )
     net.train()
-    for rows, coins in draw(windows, training, experiment.task.horizon):
+    for rows, forced in draw(windows, training, experiment.task.horizon):
         x, last, y = windows.gather(rows)
-        loss = (net(x, last, y, coins) - y).square().mean((0, 1)) @ weights
+        loss = (net(x, last, y, forced) - y).square().mean((0, 1)) @ weights
         optimizer.zero_grad()
         loss.backward()
         clip(net, training)
@@ -66,8 +66,8 @@ def loop_done_well(experiment: Experiment, series: Series, device: torch.device)
         yield loss.detach()
 
 
-def draw(windows: Windows, training: Training, horizon: int) -> Iterator[tuple[Tensor, Coins]]:
-    """Yield for ever the origins (B,) that the engine would take in its first epoch, and the coins of each step."""
+def draw(windows: Windows, training: Training, horizon: int) -> Iterator[tuple[Tensor, Forced]]:
+    """Yield for ever the origins (B,) of the engine's first epoch, and which decoder steps are forced."""
     rows = windows.order([0], training.seed, 0, ROUND * training.batch)[0]
     draws = draw_forcing(training, 0, ROUND, horizon).tolist()
     while True:

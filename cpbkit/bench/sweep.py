@@ -136,9 +136,9 @@ def count_flops(experiment: Experiment) -> int:
     x = torch.empty(1, batch, task.context, len(task.features), device="meta")
     last = torch.empty(1, batch, len(task.targets), device="meta")
     truth = torch.empty(1, batch, task.horizon, len(task.targets), device="meta")
-    coins = torch.empty(task.horizon, dtype=torch.bool, device="meta")
+    forced = torch.empty(task.horizon, dtype=torch.bool, device="meta")
     forcing = experiment.training.teacher_forcing
-    teacher = (truth, None if forcing == 1 else coins) if forcing else None
+    teacher = (truth, None if forcing == 1 else forced) if forcing else None
     with FlopCounterMode(display=False) as counter:
         (net(x, last, teacher) - truth).square().mean().backward()
     return counter.get_total_flops()

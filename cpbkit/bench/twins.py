@@ -18,7 +18,7 @@ from cpbkit.models.linear import KERNEL
 from cpbkit.models.transformer import SPREAD, waves
 from cpbkit.training.stack import Stack
 
-Coins = list[bool]  # whether a step sees the truth of the step before it
+Forced = list[bool]  # whether a step sees the truth of the step before it
 
 
 class GRUSeq2Seq(nn.Module):
@@ -35,14 +35,14 @@ class GRUSeq2Seq(nn.Module):
         self.combine = nn.Linear(2 * width, width)
         self.head = nn.Linear(width, len(task.targets))
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         memory, state = self.encoder(x)
         pooled = (self.score(memory).softmax(1) * memory).sum(1, keepdim=True)  # (B, 1, D)
         steps = []
         for h in range(self.horizon):
             out, state = self.decoder(last[:, None], state)
             steps.append(self.head(torch.relu(self.combine(torch.cat([out, pooled], -1))))[:, 0])  # (B, K)
-            last = truth[:, h] if coins[h] else steps[-1]
+            last = truth[:, h] if forced[h] else steps[-1]
         return torch.stack(steps, 1)
 
 
@@ -56,7 +56,7 @@ class GRUDense(nn.Module):
         self.encoder = nn.GRU(len(task.features), settings.width, settings.layers, batch_first=True, dropout=dropout)
         self.head = nn.Linear(settings.width, task.horizon * len(task.targets))
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         return self.head(self.encoder(x)[0][:, -1]).unflatten(-1, self.shape)
 
 
@@ -75,7 +75,7 @@ class LSTMSeq2Seq(nn.Module):
         self.combine = nn.Linear(2 * width, width)
         self.head = nn.Linear(width, len(task.targets))
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         memory, state = self.encoder(x)
         memory, steps = self.dropout(memory), []
         for h in range(self.horizon):
@@ -83,7 +83,7 @@ class LSTMSeq2Seq(nn.Module):
             seen, _ = self.attention(out, memory, memory, need_weights=False)
             mixed = torch.relu(self.combine(self.dropout(torch.cat([out, seen], -1))))
             steps.append(self.head(mixed)[:, 0])  # (B, K)
-            last = truth[:, h] if coins[h] else steps[-1]
+            last = truth[:, h] if forced[h] else steps[-1]
         return torch.stack(steps, 1)
 
 
@@ -100,7 +100,7 @@ class BiLSTMSeq2Seq(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in (2 * width, width, width // 4, width // 2))
         self.head = nn.Linear(width // 2, len(task.targets))
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         x = self.norms[0](self.first(drop_channels(x, self.rate))[0])
         x = self.norms[1](self.second(drop_channels(x, self.rate))[0])
         end = self.norms[2](self.third(drop_channels(x, self.rate))[0][:, -1:])  # (B, 1, D / 4)
@@ -129,7 +129,7 @@ class BiLSTMDense(nn.Module):
         self.dense_dropouts = nn.ModuleList(nn.Dropout(rate) for rate in (self.middle, self.middle, low))
         self.head = nn.Linear(width // 8, task.horizon * len(task.targets))
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         for layer, norm, rate in zip(self.encoder, self.norms, self.rates, strict=True):
             x = F.dropout(norm(layer(drop_channels(x, rate))[0]), rate)
         x = self.end_norm(self.end(drop_channels(x, self.middle))[0][:, -1])  # (B, D / 8)
@@ -150,7 +150,7 @@ class LSTMDense(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width // 4, task.horizon * len(task.targets))
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         x = self.encoder(x)[0][:, -1]
         for dense in self.dense:
             x = self.dropout(torch.relu(dense(x)))
@@ -178,17 +178,17 @@ class Transformer(nn.Module):
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0  # the kit's networks have none there
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         memory = self.features(x) + self.places[: x.shape[1]]
         for block in self.encoder:
             memory = block(memory)
         rows = last[:, None]  # (B, N, K), a row more at every step
-        if all(coins):
+        if all(forced):
             return self._write(torch.cat([rows, truth[:, :-1]], 1), memory)
         steps = []
         for h in range(self.horizon):
             steps.append(self._write(rows, memory)[:, -1])
-            rows = torch.cat([rows, (truth[:, h] if coins[h] else steps[-1])[:, None]], 1)
+            rows = torch.cat([rows, (truth[:, h] if forced[h] else steps[-1])[:, None]], 1)
         return torch.stack(steps, 1)
 
     def _write(self, rows: Tensor, memory: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class NLinear(nn.Module):
         super().__init__()
         self.map = nn.Linear(task.context, task.horizon)
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         return self.map((x - x[:, -1:]).transpose(1, 2)).transpose(1, 2)
 
 
@@ -218,7 +218,7 @@ class DLinear(nn.Module):
         self.trend = nn.Linear(task.context, task.horizon)
         self.rest = nn.Linear(task.context, task.horizon)
 
-    def forward(self, x: Tensor, last: Tensor, truth: Tensor, coins: Coins) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
         x = x.transpose(1, 2)  # (B, C, L)
         trend = F.avg_pool1d(F.pad(x, (KERNEL // 2, KERNEL // 2), "replicate"), KERNEL, 1)
         return (self.trend(trend) + self.rest(x - trend)).transpose(1, 2)

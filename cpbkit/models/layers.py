@@ -256,8 +256,8 @@ def next_input(own: Tensor, teacher: Teacher | None, step: int) -> Tensor:
     """Return what a decoder sees after it wrote `own` (M, B, K) at a step: that, or the truth of that step."""
     if teacher is None:
         return own
-    truth, coins = teacher
-    return truth[:, :, step] if coins is None else torch.where(coins[step], truth[:, :, step], own)
+    truth, forced = teacher
+    return truth[:, :, step] if forced is None else torch.where(forced[step], truth[:, :, step], own)
 
 
 def write(decode: Callable[[Tensor], Tensor], last: Tensor, horizon: int, teacher: Teacher | None) -> Tensor:

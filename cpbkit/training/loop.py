@@ -141,7 +141,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     at any yield, save the state, and go on from it later: the end is the same to the bit on the same device.
     """
     stack, task = state.stack, windows.task
-    order = coins = run = now = None
+    order = forced = run = now = None
     i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
 
     def step() -> None:
@@ -149,7 +149,7 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
         x, last, y = windows.gather(rows)
         teacher = None
         if training.teacher_forcing:
-            teacher = y, None if training.teacher_forcing == 1 else coins.index_select(0, i)[0]
+            teacher = y, None if training.teacher_forcing == 1 else forced.index_select(0, i)[0]
         with autocast:
             forecast = stack.net(x, last, teacher)
         losses = loss_per_model(forecast, y, windows.target_weights, windows.loss)  # (M, B)
@@ -169,12 +169,12 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
             draws = draw_forcing(training, state.epoch, steps, task.horizon).to(windows.device)
             if now is not stack.weights:  # models have left: the step has other tensors now
-                order, coins, now, run = fresh, draws, stack.weights, None  # the last graph gives its memory back
+                order, forced, now, run = fresh, draws, stack.weights, None  # the last graph gives its memory back
                 i.zero_()
                 solved = hasattr(stack.net, "solve")
                 run, state.mode = (solve, "closed form") if solved else captured(step, stack, i)
             order.copy_(fresh)
-            coins.copy_(draws)
+            forced.copy_(draws)
             i.fill_(state.step)
             if state.step == 0:
                 torch.manual_seed(derive_seed("dropout", training.seed, state.epoch))
