@@ -12,6 +12,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "Run": "api",
     "TrainedModel": "runs.trained",
     "diagnose": "gpu_check.doctor",
+    "feature": "indicators",
     "fetch": "api",
     "load": "hub.load",
     "open_run": "api",

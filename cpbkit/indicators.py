@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from cpbkit.config import own
 from cpbkit.errors import DataError, check_name
 
 NAN = np.nan
@@ -55,13 +56,41 @@ class Bars:
         return self.results[key]
 
 
-def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """Compute indicators by name: float64 columns in the order of `names`, on the index of `frame`.
+def feature(function: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], pd.Series]:
+    """Mark a function as a feature: it takes a kline table and returns one number for each row.
 
-    Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing.
+    The number at a row may use rows up to it and none after; `cpbkit audit` runs the function again on bars whose
+    future is garbage to see that. In an experiment it is named by its file, `mine.py:name`.
+    """
+    function.is_feature = True
+    return function
+
+
+def features_in(place: str) -> tuple[str, ...]:
+    """Name the features of a file, `mine.py:name`. Errors: CpbkitError for a file without any."""
+    return own.members(place, lambda value: getattr(value, "is_feature", False), "features")
+
+
+def _compute_own(frame: pd.DataFrame, name: str) -> np.ndarray:
+    values = own.find(name, "a feature")(frame.copy())
+    if isinstance(values, pd.Series) and not values.index.equals(frame.index):
+        raise DataError(f"{name} must return a number for each bar, on their index; got another index. Reindex to it")
+    values = np.asarray(values, float)
+    if values.shape != (len(frame),):
+        raise DataError(f"{name} must return a number for each of the {len(frame)} bars; got shape {values.shape}")
+    return values
+
+
+def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """Compute indicators by name, or own features as `mine.py:name`, in the order of `names`, on the index of `frame`.
+
+    Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing and for
+    what an own feature returned, CpbkitError for one that cannot be found.
     """
     names, needed = list(names), {}
     for name in names:
+        if own.is_own(name):
+            continue
         if name not in INDICATORS:
             check_name("indicator", name, INDICATORS)
         needed |= dict.fromkeys(INDICATORS[name].inputs, name)
@@ -71,7 +100,7 @@ def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     bars, values = Bars(frame, list(needed)), np.empty((len(names), len(frame)))
     with np.errstate(divide="ignore", invalid="ignore"):
         for name, row in zip(names, values, strict=True):
-            row[:] = bars.get(INDICATORS[name].function)
+            row[:] = _compute_own(frame, name) if own.is_own(name) else bars.get(INDICATORS[name].function)
     return pd.DataFrame(values.T, index=frame.index, columns=names, copy=False)
 
 

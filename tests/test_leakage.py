@@ -277,11 +277,22 @@ def test_the_whole_audit(bars, monkeypatch):
         return leakage.ridge_forecaster(series, task, splits)
 
     found = leakage.audit(bars, TASK, forecaster, model="ridge_ar", twins=3)
-    assert [f.verdict for f in found] == ["OK", "OK", "OK", "OK", "NOTE"], found
+    assert [f.verdict for f in found] == ["OK", "OK", "OK", "OK", "OK", "NOTE", "OK", "NOTE"], found
     assert len(calls) == 1 + 5 + 3
     cheat = {f.check: f.verdict for f in leakage.audit(bars, TASK, peeking(0.3), twins=3)}
-    assert cheat["training and forecasts know no future"] == cheat["placebo twins"] == "FAIL"
-    assert cheat["features, scaler and windows know no future"] == "OK"
+    assert cheat["training and forecasts know no future"] == cheat["placebo twins, price"] == "FAIL"
+    assert cheat["the making of features knows no future"] == cheat["scaler and windows know no future"] == "OK"
+
+
+def test_every_head_has_its_twins_and_a_skill_that_no_market_gives_is_an_alarm(bars, monkeypatch):
+    monkeypatch.setattr(leakage, "check_calibration", lambda: [])
+    real = dataclasses.replace(bars, passport=dataclasses.replace(bars.passport, synthetic=False))
+    task = dataclasses.replace(TASK, targets=("close", "bb_upper"), target_weights=(1.0, 1.0))
+    found = {f.check: f for f in leakage.audit(real, task, peeking(0.4), twins=2)}
+    assert found["placebo twins, price"].verdict == found["placebo twins, bands"].verdict == "FAIL"
+    alarm = found["believable skill, price"]
+    assert alarm.verdict == "FAIL" and "above 10 %: no liquid market" in alarm.evidence
+    assert found["believable skill, bands"].verdict == "NOTE"
 
 
 class Blind(nn.Module):

@@ -6,6 +6,7 @@ import click
 
 from cpbkit.cli.command import (
     Command,
+    add_features,
     as_json,
     experiment_of,
     merge_settings,
@@ -94,16 +95,18 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
         raise click.exceptions.Exit(1)
 
 
-def _experiment(folder: str | None, trust_code: bool, preset: str, settings: dict, **given) -> Experiment:
+def _experiment(
+    folder: str | None, trust_code: bool, preset: str, settings: dict, features: tuple[str, ...] | None = None, **given
+) -> Experiment:
     from cpbkit.runs.folder import RunFolder
 
     if folder is None:
         first = {"symbols": ("BTCUSDT",), "intervals": ("1h",)}
-        return experiment_of(preset, first | merge_settings(settings, **given))
+        return experiment_of(preset, first | merge_settings(settings, **given), features)
     source = click.get_current_context().get_parameter_source("preset")
     if source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError(f"the settings are those of {folder}; leave out --preset, or the run")
     run = RunFolder(folder).experiment
     require_consent(run.own_parts, trust_code, folder)
     first = {"symbols": run.data.symbols[:1], "intervals": run.data.intervals[:1]}
-    return vary_as_told(run, first | merge_settings(settings, **given))
+    return add_features(vary_as_told(run, first | merge_settings(settings, **given)), features)

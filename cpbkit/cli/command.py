@@ -245,6 +245,12 @@ which_settings = _options(
         metavar="NAME=V1,V2",
         help=f"Train these values side by side, validation chooses: {', '.join(SEARCHED)}.",
     ),
+    click.option(
+        "--features",
+        callback=names,
+        metavar="FILE.py,...",
+        help="Features of your own besides the preset's: all that a file marks, or FILE.py:NAME.",
+    ),
 )
 
 
@@ -301,9 +307,20 @@ def name_bars(symbols=None, start=None, end=None, days=None, quote=None, **given
     return {"symbols": symbols, "start": start, "end": end, **given}
 
 
-def experiment_of(preset: str, settings: dict, **given) -> Experiment:
+def add_features(experiment: Experiment, wanted: tuple[str, ...] | None) -> Experiment:
+    """Return the experiment with features besides its own, of which `mine.py` stands for all that the file marks."""
+    if not wanted:
+        return experiment
+    from cpbkit.indicators import features_in
+
+    found = [name for place in wanted for name in (features_in(place) if place.endswith(".py") else (place,))]
+    return vary_as_told(experiment, {"features": tuple(dict.fromkeys((*experiment.task.features, *found)))})
+
+
+def experiment_of(preset: str, settings: dict, features: tuple[str, ...] | None = None, **given) -> Experiment:
     """Return the preset with what was given on the command line; what is None was not given."""
     experiment = vary_as_told(find_preset(preset), merge_settings(settings, **name_bars(**given)))
+    experiment = add_features(experiment, features)
     if experiment.data.market == "network":
         return _with_traces(experiment)
     data = experiment.data

@@ -48,11 +48,32 @@ def _load(place: str):
     return module
 
 
+def forget(names: Iterable[str]) -> None:
+    """Let the files of own parts be run anew when they are next asked for, and forget what they remembered."""
+    for place in {name.rpartition(":")[0] for name in names if is_own(name)}:
+        sys.modules.pop(Path(place).stem if place.endswith(".py") else place, None)
+
+
+def members(place: str, is_wanted: Callable[[object], bool], kind: str) -> tuple[str, ...]:
+    """Name what a file or module holds that is wanted, in its order. Errors: CpbkitError where there is none."""
+    try:
+        module = _load(place)
+    except (ImportError, OSError, ValueError) as error:
+        raise CpbkitError(f"{kind} of your own stand in a file such as mine.py; got {place!r} ({error})") from None
+    found = tuple(f"{place}:{name}" for name, value in vars(module).items() if is_wanted(value))
+    if not found:
+        raise CpbkitError(f"{place} must hold {kind} of your own; it has none. Mark each with @cpbkit.feature")
+    return found
+
+
+def source(name: str) -> Path:
+    """Return the file that holds an own part. Errors: CpbkitError as `find`."""
+    return Path(inspect.getsourcefile(inspect.unwrap(find(name, "a part"))))
+
+
 def fingerprint(name: str) -> str:
     """Return the SHA-256 of the source that holds an own part. Errors: CpbkitError as `find`."""
-    part = find(name, "a part")
-    source = Path(inspect.getsourcefile(inspect.unwrap(part)))
-    return hashlib.sha256(source.read_bytes()).hexdigest()
+    return hashlib.sha256(source(name).read_bytes()).hexdigest()
 
 
 def require_consent(names: Iterable[str], trust_code: bool, whose: str) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +122,12 @@ class RunFolder:
         path = self.folder / LEDGER
         if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
             atomic.write_bytes(path, content[: content.rfind(b"\n") + 1])
+
+    def keep_sources(self, files: Iterable[Path]) -> None:
+        """Keep the files of own parts beside what they made; they are never run from here."""
+        for path in files:
+            (self.folder / "own").mkdir(exist_ok=True)
+            atomic.write_bytes(self.folder / "own" / path.name, path.read_bytes())
 
     def losses(self, series: str) -> bytes | None:
         """Read what `pooled` packed of a series, or None where there is nothing."""

@@ -13,6 +13,7 @@ from functools import partial
 import pandas as pd
 
 from cpbkit import atomic
+from cpbkit.config import own
 from cpbkit.config.experiment import Experiment
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines
@@ -72,6 +73,7 @@ def sweep(
             try:
                 about = {"command": redact(command), **provenance.describe()}
                 atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
+                run.keep_sources(map(own.source, experiment.own_parts))
                 place = _place(executor, workers, address, gpus)
                 _sweep(run, state, clock, tell, klines or load_klines, place, deadline)
             finally:
