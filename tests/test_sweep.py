@@ -1,6 +1,7 @@
 """The sweep: each series once, resumed to the bit after any kill, and right about what can be forecast."""
 
 import json
+import math
 import multiprocessing
 import random
 import shutil
@@ -231,6 +232,25 @@ def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
     assert lefts[-1] == pytest.approx(0, abs=0.2 * (time.monotonic() - begun))
     last = RunFolder(tmp_path).status()
     assert (last["done"], last["share"], last["seconds_left"]) == (4, 1.0, 0.0) and last["samples_per_second"] > 0
+
+
+def test_a_sweep_that_was_stopped_begins_with_the_share_of_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(worker, "PROGRESS_SECONDS", 0.0)
+
+    def stop(state):
+        shares.append(state.share)
+        if state.share > 0.3:
+            raise KeyboardInterrupt
+
+    shares = []
+    with pytest.raises(KeyboardInterrupt):
+        sweep(vary(TINY, patience=4), tmp_path, workers=1, on_progress=stop)
+    assert shares[0] == 0 and shares[-1] < 0.5
+    again = []
+    sweep(vary(TINY, patience=4), tmp_path, workers=1, on_progress=lambda state: again.append(state.share))
+    assert again[0] == pytest.approx(shares[-1]) and again == sorted(again) and again[-1] == 1
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ class State:
     results: list[dict] = field(default_factory=list)  # lines of the ledger
     ended: set[str] = field(default_factory=set)  # their series
     running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence and share done
+    saved: dict[str, float] = field(default_factory=dict)  # series -> share done at an earlier start
     pace: Pace = field(default_factory=Pace)
     watch: Monitor | None = None
     plan: Plan | None = None  # known when the training begins, as the following are
@@ -84,6 +85,7 @@ class State:
         self.results.append(line)
         self.ended.add(line["series"])
         self.running.pop(line["series"], None)
+        self.saved.pop(line["series"], None)
 
     def hear(self, message: Progress) -> None:
         """Take up the word of a worker; a unit that began anew may train a series once more that is through."""
@@ -103,7 +105,8 @@ class State:
     @property
     def share(self) -> float:
         """How much of the work is done, from 0 to 1."""
-        return (self.done + sum(one["share"] for one in self.running.values())) / self.total
+        begun = self.saved | {name: one["share"] for name, one in self.running.items()}
+        return (self.done + sum(begun.values())) / self.total
 
     @property
     def seconds_left(self) -> float | None:

@@ -30,6 +30,7 @@ from cpbkit.runs.plan import Plan, find_places, make_plan
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
 from cpbkit.texts import redact
+from cpbkit.training import checkpoint
 from cpbkit.windows.series import Series, from_klines, from_trace
 from cpbkit.windows.splits import split
 
@@ -66,6 +67,7 @@ def sweep(
     run, clock = RunFolder(folder), Clock()
     state = State(experiment, len(experiment.series))
     with run.writing(experiment), Monitor() as state.watch:
+        state.saved = _saved_shares(run)
         for line in run.results():
             state.add(line)
         tell = _teller(run, state, on_progress)
@@ -320,6 +322,15 @@ def _read_plan(run: RunFolder) -> Plan | None:
         return Plan(**json.loads(path.read_text()))
     except TypeError as error:
         raise RunError(f"{path} must be a plan of this version of cpbkit; {error}. Take another folder") from None
+
+
+def _saved_shares(run: RunFolder) -> dict[str, float]:
+    """Return how far the checkpoints of an earlier start have brought each series of their units."""
+    plan, shares = _read_plan(run), {}
+    for unit, names in plan.named_units().items() if plan else ():
+        if (saved := run.checkpoint(unit)).exists():
+            shares |= dict.fromkeys(names, checkpoint.read_share(saved, plan.steps, plan.epochs))
+    return shares
 
 
 def _write_plan(run: RunFolder, plan: Plan) -> None:

@@ -1,6 +1,7 @@
 """A training, or a trained model, as bytes: safetensors with its description in the metadata."""
 
 import json
+from pathlib import Path
 
 import safetensors
 import safetensors.torch
@@ -39,6 +40,16 @@ def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
         torch.cuda.set_rng_state(tensors["rng.cuda"], stack.weights.device)
     ended = {row: tuple(end) for row, end in about.get("ended", {}).items()}
     return Fit(stack, epoch=about["epoch"], step=about["step"], curves=about["curves"], ended=ended)
+
+
+def read_share(path: Path, steps: int, epochs: int) -> float:
+    """Return how much of its epochs a saved training has behind it, from 0 to 1; 0 for damaged bytes."""
+    try:
+        with safetensors.safe_open(path, "pt") as saved:
+            about = json.loads(saved.metadata()[META])
+    except safetensors.SafetensorError:
+        return 0.0  # `load` says so, to whom goes on from there
+    return (about["epoch"] + about["step"] / steps) / epochs
 
 
 def save(tensors: dict[str, Tensor], about: dict) -> bytes:
