@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -102,7 +103,7 @@ class Seen:
 def look(arguments, folder, stop: Callable[[Seen], int | None] = lambda seen: None, piped: bool = False) -> Seen:
     """Run cpbkit in a terminal of 80 columns, or with its progress in a pipe, and collect what it shows.
 
-    stop: called whenever something was shown; may return a signal to end it with, of which Ctrl-C is typed.
+    stop: called again and again; may return a signal to end it with, of which Ctrl-C is typed.
     """
     ours, theirs = os.pipe() if piped else pty.openpty()
     command, streams = [*CPBKIT, *arguments], {"stdout": theirs, "stderr": theirs}
@@ -116,8 +117,11 @@ def look(arguments, folder, stop: Callable[[Seen], int | None] = lambda seen: No
     limit = threading.Timer(LIMIT, process.kill)
     limit.start()
     try:
-        while data := _read(ours):
-            seen.written += data
+        while True:
+            if select.select([ours], [], [], 0.1)[0]:
+                if not (data := _read(ours)):
+                    break
+                seen.written += data
             if not sent and (sent := stop(seen)):
                 if sent == signal.SIGINT:
                     os.write(ours, b"\x03")
@@ -219,7 +223,8 @@ def test_a_sweep_that_was_killed_begins_with_what_is_done_and_ctrl_c_ends_it_in_
     ledger = folder / "run/results.jsonl"
 
     def kill(seen: Seen) -> int | None:
-        return signal.SIGKILL if ledger.exists() and ledger.read_text().endswith("\n") else None
+        some_done = ledger.exists() and ledger.read_text().endswith("\n")
+        return signal.SIGKILL if some_done and len(seen.states) >= 2 else None
 
     killed = look(SWEEP, folder, kill, piped=True)
     assert killed.code == -signal.SIGKILL, killed.lines[-20:]
@@ -227,12 +232,13 @@ def test_a_sweep_that_was_killed_begins_with_what_is_done_and_ctrl_c_ends_it_in_
     assert killed.done[0] == killed.shares[0] == 0 and killed.shares == sorted(killed.shares)
     count = ledger.read_text().count("\n")
     assert 1 <= count < TOTAL
-    begin = f"{count} of {TOTAL} done, {100 * count // TOTAL} %"
-    assert status(folder).startswith(f"run: {begin}, stopped without ")
+    share = 100 * count // TOTAL
+    assert status(folder).startswith(f"run: {count} of {TOTAL} done, {share} %, stopped without ")
 
     again = look(SWEEP, folder, lambda seen: signal.SIGINT if "samples/s" in "".join(seen.states) else None)
-    assert again.states[0].startswith(f"[{'#' * (10 * count // TOTAL)}.") and set(again.done) == {count}
-    assert begin == f"{again.done[0]} of {TOTAL} done, {again.shares[0]} %" and again.shares == sorted(again.shares)
+    assert set(again.done) == {count} and again.shares == sorted(again.shares)
+    assert again.shares[0] >= share, "a slow machine has a checkpoint too"
+    assert again.states[0].startswith(f"[{'#' * (share // 10)}")
     assert [line for line in again.states if len(line) > COLUMNS] == []
     assert again.code == 1 and again.lines[-1] == GO_ON and "Traceback" not in str(again.lines)
 
