@@ -75,6 +75,16 @@ def test_a_terminal_has_one_line_that_changes(monkeypatch):
     assert screen.getvalue().count("40 of 40 done") == 1 and screen.getvalue().endswith("\n")
 
 
+def test_a_line_that_stays_covers_the_one_that_changes_and_no_more(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen()
+    view = Terminal(screen, Clock())
+    view(State(stage="training, " + "a long reason " * 9))
+    view.keep("[1/40] BTCUSDT_1h done")
+    first, kept, again = re.split("[\r\n]+", screen.getvalue().lstrip("\r"))
+    assert len(first) == len(kept) == 79 and kept.rstrip() == "[1/40] BTCUSDT_1h done" and again == first
+
+
 def test_a_new_stage_is_shown_at_once_since_it_may_last(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     screen, clock = Screen(), Clock()

@@ -214,9 +214,10 @@ class Terminal:
     def keep(self, *lines: str) -> None:
         """Write lines that stay."""
         with self._lock:
+            width = min(len(self._shown), _columns(self.stream) - 1)  # of what stands there, which may have been cut
             for line in lines:
                 if self._in_place:  # over the line that changes, which comes again below
-                    line = "\r" + line.ljust(len(self._shown))
+                    line = "\r" + line.ljust(width)
                 self.stream.write(line + "\n")
             if self._in_place and self._shown and not self._over:
                 self._write(self._line())
