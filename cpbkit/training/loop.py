@@ -141,7 +141,12 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     at any yield, save the state, and go on from it later: the end is the same to the bit on the same device.
     """
     stack, task = state.stack, windows.task
-    order = forced = run = now = None
+    # A captured step reads the tensors it was captured with, so these keep their place while the models are the same,
+    # and each epoch is copied into them.
+    order = None  # (M, S, B) origins of the windows of each step of the epoch
+    forced = None  # (S, H) whether a decoder step sees the truth
+    run = None  # one step: the graph, or the step itself
+    now = None  # the weights that `run` was made for
     i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
 
     def step() -> None:
@@ -169,7 +174,8 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             fresh = fresh.unflatten(1, (steps, training.batch))  # (M, S, B)
             draws = draw_forcing(training, state.epoch, steps, task.horizon).to(windows.device)
             if now is not stack.weights:  # models have left: the step has other tensors now
-                order, forced, now, run = fresh, draws, stack.weights, None  # the last graph gives its memory back
+                run = None  # the last graph gives its memory back before the next one takes its own
+                order, forced, now = fresh, draws, stack.weights
                 i.zero_()
                 solved = hasattr(stack.net, "solve")
                 run, state.mode = (solve, "closed form") if solved else captured(step, stack, i)
@@ -177,6 +183,8 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
             forced.copy_(draws)
             i.fill_(state.step)
             if state.step == 0:
+                # Masks depend on the epoch alone, so a resume at any epoch draws what was drawn before; inside an epoch
+                # the checkpoint brings the generator's state along.
                 torch.manual_seed(derive_seed("dropout", training.seed, state.epoch))
                 _set_rates(stack, training, state.epoch)
             stack.net.train()
