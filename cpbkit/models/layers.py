@@ -89,8 +89,15 @@ class Attention(nn.Module):
         return self._split(self.key(memory)), self._split(self.value(memory))
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, causal: bool = False) -> Tensor:
-        """Attend from x (M, B, L, D) to what `project` gave: (M, B, L, D)."""
-        y = F.scaled_dot_product_attention(self._split(self.query(x)), keys, values, is_causal=causal)
+        """Attend from x (M, B, L, D) to what `project` gave of S rows: (M, B, L, D).
+
+        causal: x is the last L of these rows, and each of them sees itself and the rows before it.
+        """
+        rows, seen, mask = x.shape[2], keys.shape[2], None
+        if causal and 1 < rows < seen:
+            mask = torch.ones(rows, seen, dtype=torch.bool, device=x.device).tril(seen - rows)
+        square = causal and rows == seen
+        y = F.scaled_dot_product_attention(self._split(self.query(x)), keys, values, mask, is_causal=square)
         return self.out(y.transpose(1, 2).flatten(2).unflatten(0, x.shape[:2]))  # (M * B, heads, L, D / heads) before
 
     def _split(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpbkit.config.experiment import Model, Task
-from cpbkit.models.layers import Attention, Dropout, LayerNorm, Linear, Teacher, next_input
+from cpbkit.models.layers import Attention, Dropout, LayerNorm, Linear, Teacher, write
 
 SPREAD = 4  # inner width of a block's two linear layers, in units of the model dimension
 Memory = tuple[Tensor, Tensor]  # keys and values, each (M * B, heads, L, D / heads)
@@ -42,7 +42,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """torch.nn.TransformerDecoderLayer (norms and dropout as above, causal) for M models, all rows or one at a time."""
+    """torch.nn.TransformerDecoderLayer (norms and dropout as above, causal) for M models, some rows at a time."""
 
     def __init__(self, models: int, width: int, heads: int, dropout: float):
         super().__init__()
@@ -57,7 +57,7 @@ class DecoderBlock(nn.Module):
         now = self.own.project(x)
         if past is not None:
             now = torch.cat([past[0], now[0]], 2), torch.cat([past[1], now[1]], 2)
-        x = self.norms[0](x + self.dropout(self.own.attend(x, *now, causal=past is None)))
+        x = self.norms[0](x + self.dropout(self.own.attend(x, *now, causal=True)))
         x = self.norms[1](x + self.dropout(self.cross.attend(x, *memory)))
         return self.norms[2](x + self.dropout(self.feed_forward(x))), now
 
@@ -65,11 +65,11 @@ class DecoderBlock(nn.Module):
 class Transformer(nn.Module):
     """Encoder-decoder transformer (Vaswani et al. 2017, arxiv.org/abs/1706.03762); cpbv2's v4_train_transformer.py.
 
-    With the truth at every step, training is one masked pass; else, and in evaluation, the horizon is written row by
-    row, each computed once. Deviations: evaluation never sees the truth (the source forced half of it); the decoder
-    is causal (the source's earlier rows saw later ones), starts from the last observed row instead of zeros and
-    has its own input layer, since targets are not the features; attention weights have no dropout; the head
-    starts at zero, so an untrained model is persistence.
+    Rows whose inputs are known are one masked pass: all of them with the truth at every step; else, and in evaluation,
+    the horizon is written row by row, each computed once. Deviations: evaluation never sees the truth (the source
+    forced half of it); the decoder is causal (the source's earlier rows saw later ones), starts from the last observed
+    row instead of zeros and has its own input layer, since targets are not the features; attention weights have no
+    dropout; the head starts at zero, so an untrained model is persistence.
     """
 
     def __init__(self, models: int, task: Task, settings: Model):
@@ -89,21 +89,18 @@ class Transformer(nn.Module):
         for block in self.encoder:
             x = block(x)
         memories = [block.cross.project(x) for block in self.decoder]
-        if teacher is not None and teacher[1] is None:
-            rows = torch.cat([last[:, :, None], teacher[0][:, :, :-1]], 2)  # (M, B, H, K)
-            return self._write(rows, 0, memories, [None] * len(memories))
-        steps, past = [], [None] * len(memories)
-        for h in range(self.horizon):
-            steps.append(self._write(last[:, :, None], h, memories, past)[:, :, 0])
-            last = next_input(steps[-1], teacher, h)
-        return torch.stack(steps, 2)  # (M, B, H, K)
+        past: list[Memory | None] = [None] * len(memories)
+        done = 0
 
-    def _write(self, rows: Tensor, start: int, memories: list[Memory], past: list[Memory | None]) -> Tensor:
-        """Decode rows (M, B, N, K), the first of them at step `start`, and add them to the `past`."""
-        y = self.targets(rows) + self.places[start : start + rows.shape[2]]
-        for i, block in enumerate(self.decoder):
-            y, past[i] = block(y, memories[i], past[i])
-        return self.head(y)
+        def decode(rows: Tensor) -> Tensor:
+            nonlocal done
+            y = self.targets(rows) + self.places[done : done + rows.shape[2]]  # (M, B, N, K) -> (M, B, N, D)
+            done += rows.shape[2]
+            for i, block in enumerate(self.decoder):
+                y, past[i] = block(y, memories[i], past[i])
+            return self.head(y)
+
+        return write(decode, last, self.horizon, teacher)  # (M, B, H, K)
 
 
 def waves(rows: int, width: int) -> Tensor:
