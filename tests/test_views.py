@@ -480,7 +480,7 @@ def made_up_klines(bars: int, drop: slice = slice(0, 0), synthetic: bool = False
 
 
 def test_candles_are_the_bars_and_gaps_are_shaded_and_named():
-    klines = made_up_klines(60, slice(12, 14))
+    klines = made_up_klines(60, slice(13, 14))
     figure = candle_figure(klines)
     price, volume = figure.axes
     frame = klines.frame
@@ -493,12 +493,12 @@ def test_candles_are_the_bars_and_gaps_are_shaded_and_named():
         expected = np.sort(frame.loc[side, ["open", "close"]], axis=1)
         np.testing.assert_allclose(np.sort(body[:, :2, 1], axis=1), expected)
     np.testing.assert_allclose(np.sort(wicks[0][:, :, 1], axis=1), frame.loc[rises, ["low", "high"]])
-    assert sum(len(c.get_paths()) for c in volume.collections) == len(frame) == 58
-    assert [t.get_text() for t in price.texts] == ["spot matching-engine outage of 2023-03-24, 2 bars"]
-    assert title_of(figure) == "BTC 1h, 2023-03-24 to 2023-03-26: 2 bars missing in 1 gap"
+    assert sum(len(c.get_paths()) for c in volume.collections) == len(frame) == 59
+    assert [t.get_text() for t in price.texts] == ["spot matching-engine outage of 2023-03-24, 1 bar"]
+    assert title_of(figure) == "BTC 1h, 2023-03-24 to 2023-03-26: 1 bar missing in 1 gap"
     (span,) = price.patches
     edges = price.transData.inverted().transform_bbox(span.get_window_extent()).intervalx
-    assert [round(24 * (x % 1)) for x in edges] == [12, 14]
+    assert [round(24 * (x % 1)) for x in edges] == [13, 14]
 
 
 def test_many_bars_share_a_candle_and_lose_nothing():
