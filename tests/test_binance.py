@@ -528,6 +528,7 @@ def test_hosts_that_are_down_say_what_was_tried_and_what_is_there(fetch, server)
     assert "The cache has 258 bars in these dates, 2024-12-20T00:00 .. 2025-01-31T20:00." in text
     assert "could not be had in" not in text, "the host is named, not each of its files"
     assert text.count("The cache has") == 1 and "Run the same again to go on" in text
+    assert text.index("--archive-url") < text.index("--source synthetic") < text.index("--files PATH")
     assert error.value.klines == {}
     assert fetch(end="2025-01-31", hosts=hosts)["BTCUSDT_4h"].passport.complete, "what is cached needs no host"
 

@@ -1,5 +1,6 @@
 """A person's own files: every usual spelling gives the same bars, everything else a sentence."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -10,6 +11,8 @@ import zipfile
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cpbkit.config.experiment import OHLC
 from cpbkit.data.files import from_frames, read_files, read_klines
@@ -534,3 +537,36 @@ def test_what_unpacks_to_too_much_is_refused_in_little_memory(tmp_path, name, bl
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200 << 20
+
+
+def in_a(kind):
+    """The same bars in each container."""
+    blob = io.BytesIO()
+    if kind == "csv":
+        return SPELLINGS["banner"].encode()
+    if kind == "json":
+        return json.dumps({"symbol": "BTCUSDT", "data": [[int(t), *map(str, v)] for t, *v in rows_with(MS)]}).encode()
+    if kind == "zip":
+        with zipfile.ZipFile(blob, "w", zipfile.ZIP_DEFLATED) as box:
+            box.writestr("BTCUSDT_15m.csv", PLAIN)
+    elif kind == "csv.gz":
+        return gzip.compress(PLAIN.encode())
+    else:
+        getattr(FRAME.reset_index(names="date"), f"to_{kind}")(blob)
+    return blob.getvalue()
+
+
+BLOBS = {kind: in_a(kind) for kind in ("csv", "json", "zip", "csv.gz", "parquet", "feather")}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(sorted(BLOBS)), draw=st.randoms(use_true_random=False), cut=st.booleans())
+def test_any_damage_ends_in_bars_or_a_clear_error(tmp_path, kind, draw, cut):
+    blob = bytearray(BLOBS[kind])
+    for _ in range(draw.randint(1, 12)):
+        at = draw.randrange(len(blob))
+        blob[at : at + draw.randint(0, 3)] = bytes(draw.choices(b'0159,.;"{}[]\n-eEnNxX\x00\xff', k=draw.randint(0, 3)))
+    path = tmp_path / f"BTCUSDT_15m.{kind}"
+    path.write_bytes(blob[: len(blob) // 2] if cut else blob)
+    with contextlib.suppress(DataError):
+        assert read_klines(path).passport.series == "BTCUSDT_15m"

@@ -578,7 +578,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         lost = [f"{reason.rstrip('.')}." for reason in refused or reasons]
         if len(inside):
             lost.append(f"The cache has {len(inside)} bars in these dates, {stamp(inside[0])} .. {stamp(inside[-1])}.")
-        raise SourceError(" ".join(lost))
+        raise (Gone if gone else SourceError)(" ".join(lost))
     if not len(inside):
         raise DataError("neither archive nor REST host has a bar in the dates asked for")
     notes = list(order.notes)
@@ -649,6 +649,11 @@ def _sentence(lost: dict[str, CpbkitError], asked: int) -> str:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         lines.append(f"{', '.join(names[:3])}{more}: {reason}")
     lines.append("Run the same again to go on: what came whole is kept. Or ask for dates that the cache has.")
+    if any(isinstance(error, Gone) for error in lost.values()):
+        lines.append(
+            "Where the venue cannot be reached: --archive-url and --rest-url name a mirror, --source synthetic takes "
+            "the seeded market, --files PATH your own bars."
+        )
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import pathlib
 import re
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -254,7 +255,14 @@ def _from_text(blob: bytes) -> pd.DataFrame:
         named = [re.sub(r"[\W_]", "", cell).lower() for cell in rows[0]]
         clocks = {named.index(name): str for name in ("date", "time")} if {"date", "time"} <= set(named) else {}
     decimal = "," if separator == ";" and _has_decimal_commas(rows[1:]) else "."
-    return pd.read_csv(buffer, header=header, index_col=False, decimal=decimal, dtype=clocks or None, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            return pd.read_csv(
+                buffer, header=header, index_col=False, decimal=decimal, dtype=clocks or None, **arguments
+            )
+        except pd.errors.ParserWarning:  # pandas would drop the cells that are too many
+            raise ValueError(f"its rows have more cells than the {width} names of its columns") from None
 
 
 def _has_decimal_commas(rows: list[list[str]]) -> bool:
