@@ -21,7 +21,7 @@ from cpbkit.gpu_check.compare import compare_reports, load_report, render_compar
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, count_confusions, inject, inject_all, render_faults
 from cpbkit.gpu_check.script import run_script
-from cpbkit.gpu_check.shares import Line
+from cpbkit.gpu_check.shares import WORDS_OF_VALIDATION, Line, attribute
 from cpbkit.gpu_check.stacks import find_role
 from cpbkit.gpu_check.watch import watch
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
@@ -194,6 +194,69 @@ def test_a_loop_that_ends_early_leaves_nothing_behind():
         step(model, optimizer, *batches[0])
         raise ZeroDivisionError
     assert w.verdict == "INCONCLUSIVE" and torch.autograd.backward is before
+
+
+def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.watch.MARKS", 0.0)
+    model, optimizer, batches = make()
+    kept = []
+    with watch(tell=False) as w:
+        for x, y in batches:
+            forecast = model(x)
+            loss = (forecast - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            kept.append(forecast)  # the line that keeps
+    (found,) = w.seen().kept
+    assert found.startswith(f"{HERE.name}:{line_of('# the line that ' + 'keeps')}")
+
+
+def test_weights_that_are_moved_by_hand_make_steps_too(monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.watch.UNSTEPPED", 3)
+    model, _, batches = make()
+    with watch(tell=False) as w:
+        for x, y in batches:
+            nn.functional.mse_loss(model(x), y).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+                    p.grad = None
+    assert w.steps == len(batches) - 3
+
+
+def test_a_profiler_left_on_and_a_batch_of_one_are_seen():
+    model, optimizer, batches = make()
+    with watch(tell=False) as w, torch.autograd.profiler.profile():
+        for x, y in batches:
+            step(model, optimizer, x[:1], y[:1])
+    assert w.seen().modes == ("a profiler of torch's is recording",)
+    assert w._find_batch_of_one(attribute({}, (), ()), w._counted[0]) is None  # without a line to show
+    assert {c.rows for c in w._counted} == {1}
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.GRUCell])
+def test_how_torch_writes_a_layer_out_is_no_fault_of_the_loop(layer):
+    torch.manual_seed(0)
+    recurrent, head = layer(4, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*recurrent.parameters(), *head.parameters()], lr=0.1)
+    with watch(tell=False) as w:
+        for x in torch.randn(12, 30, 16, 4):
+            if layer is nn.GRU:
+                state = recurrent(x)[0][-1]
+            else:
+                state = None
+                for now in x:
+                    state = recurrent(now, state)
+            optimizer.zero_grad()
+            head(state).square().mean().backward()
+            optimizer.step()
+    counted = w._counted[0]
+    assert counted.count > 200 and (counted.own_count < 0.1 * counted.count) == (layer is nn.GRU)
+
+
+def test_a_validation_goes_by_its_name_where_gradients_were_forgotten():
+    assert WORDS_OF_VALIDATION.search("error = model(x_val)") and WORDS_OF_VALIDATION.search("def evaluate")
+    assert not WORDS_OF_VALIDATION.search("value = interval(latest)")
 
 
 def test_a_validation_with_its_loader_is_one_thing():

@@ -3,15 +3,18 @@
 import sys
 import time
 from collections import Counter, defaultdict
+from types import FrameType
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
-from cpbkit.gpu_check.stacks import Roles
+from cpbkit.gpu_check.stacks import TORCH, Roles
 
 aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
+PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
@@ -45,6 +48,10 @@ class Operators(TorchDispatchMode):
         self.gates = self.recurrences = 0
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
+        self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
+        # Operators forward, and those of them within nn.LSTM or nn.GRU, which on a CPU may be thousands: that is how
+        # torch writes them, and no fault of the loop.
+        self.forward = self.in_layers = 0
         self.problem = ""
         self.base = self._calibrate()
 
@@ -77,6 +84,9 @@ class Operators(TorchDispatchMode):
 
     def _note(self, function, packet, args, out, seconds: float) -> None:
         line = self.roles.own_line(sys._getframe(2))
+        if torch.is_grad_enabled():
+            self.forward += 1
+            self.in_layers += _is_in_layer(sys._getframe(2))
         if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
             self._take(line, packet, args[0].shape[0])
         if packet in WAITS and line:
@@ -98,8 +108,17 @@ class Operators(TorchDispatchMode):
             self.devices[made.device.type] += 1
             if made.dtype == torch.float64:
                 self.wide_seconds += seconds
+            if packet in PRODUCTS and torch.is_grad_enabled():
+                self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
+        if torch.autograd._profiler_enabled():
+            self.modes.add("a profiler of torch's is recording")
         if torch.is_anomaly_enabled():
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
+
+    @property
+    def own_count(self) -> float:
+        """Operators of a step that are not torch's own writing-out of a recurrent layer."""
+        return self.count * (1 - self.in_layers / max(self.forward, 1))
 
     def _take(self, line: tuple[int, int], packet, length: int) -> None:
         """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""
@@ -112,3 +131,12 @@ class Operators(TorchDispatchMode):
             return False
         self.__exit__(None, None, None)
         return True
+
+
+def _is_in_layer(frame: FrameType | None) -> bool:
+    """Say whether a recurrent layer of torch's is on the stack, below the first frame that is not torch's."""
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
+        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.RNNBase):
+            return True
+        frame = frame.f_back
+    return False

@@ -12,7 +12,10 @@ from cpbkit.gpu_check.source import Span
 from cpbkit.gpu_check.stacks import Stack
 
 ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
-WORDS_OF_VALIDATION = re.compile(r"val|eval|test|dev|holdout|score|metric", re.IGNORECASE)
+# As a part of a name between underscores: not in `value` or `latest`.
+WORDS_OF_VALIDATION = re.compile(
+    r"(?<![a-z])(val(id|idate|idation)?|eval(uate|uation)?|test|dev|holdout)s?(?![a-z])", re.IGNORECASE
+)
 KINDS = (  # what a line does besides training: noun, libraries it calls, its text, and the cure
     ("saving", {"pickle", "json", "csv", "gzip", "zipfile", "h5py", "shutil", "sqlite3", "joblib"},
      r"torch\.save|save_pretrained|\.to_(csv|parquet|pickle|json)|pickle|json\.dump|np\.save|fsync|\.write|\bopen\(|flush",
@@ -82,12 +85,18 @@ def attribute(seen: Mapping[Stack, float], codes: Iterable[CodeType], step: tupl
     of_step = {number for number, _ in step}
     regions: set[object] = set()
 
+    def is_named_so(s: Stack) -> bool:
+        if any(WORDS_OF_VALIDATION.search(names[n].name) for n, _ in s.own if n not in of_step):
+            return True
+        text = next((source.read_line(names[n].file, line) for n, line in s.own if n in of_step), "")
+        return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
+
     def first_phase(s: Stack) -> str:
         if s.phase == "forward" and (s.quiet or _quiet(s, names)):
             # A frozen network that prepares inputs is another one than is trained.
-            words = any(WORDS_OF_VALIDATION.search(names[n].name) for n, _ in s.own if n not in of_step)
-            return "validation" if s.root in trained or words else "forward"
-        return s.phase
+            return "validation" if s.root in trained or is_named_so(s) else "forward"
+        # Forgotten no_grad() and eval(): only the name is left to tell by.
+        return "validation" if s.phase == "forward" and is_named_so(s) else s.phase
 
     for s in seen:
         if first_phase(s) == "validation":

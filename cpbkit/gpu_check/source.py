@@ -88,7 +88,10 @@ def is_without_gradients(file: str, line: int) -> bool:
 
 
 def find_keeping(file: str, line: int, loss: str) -> int:
-    """Return the line that adds a loss, with its graph, to something that outlives the step; 0 where none is found."""
+    """Return the line that adds a loss, with its graph, to something that outlives the step; 0 where none is found.
+
+    loss: "" takes whatever is added.
+    """
     path = find_path(file, line)
     within = path[0] if path and isinstance(path[0], SCOPES) else None
     for node in ast.walk(within) if within else _parse(file, len(linecache.getlines(file))):
@@ -98,6 +101,8 @@ def find_keeping(file: str, line: int, loss: str) -> int:
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
             target = ast.unparse(node.targets[0])
             added = node.value if target in map(ast.unparse, ast.walk(node.value)) else None  # total = total + loss
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            added = node.value  # losses[i] = loss
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             method = getattr(node.value.func, "attr", "")
             added = node.value if method in ("append", "add", "extend", "insert", "update") else None
@@ -110,4 +115,4 @@ def _carries(expression: ast.AST, name: str) -> bool:
     """Say whether an expression holds a variable, and nothing that frees it of its graph."""
     parts = [ast.unparse(node) for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))]
     freed = re.search(r"\.(item|detach|data|numpy|tolist)\b|\bfloat\(", ast.unparse(expression))
-    return name in parts and not freed
+    return (name in parts or not name) and not freed

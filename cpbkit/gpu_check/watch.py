@@ -25,11 +25,14 @@ from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.gpu_check.stacks import Roles, Sampler
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
+from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import device_memory, growth, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 
 COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
 MANY = 5000  # operators a step: counting them once is enough
+FOLLOWED = 4  # nodes of a loss's graph
+UNSTEPPED = 64  # passes backward without an optimiser of torch's: then each of them counts as a step
 MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
 LIVE = 2.0  # s between two live lines, at the least
@@ -53,7 +56,8 @@ class Watch:
         self._draws, self._tells, self._place = live and _can_draw(), tell, place
         self._exits: contextlib.ExitStack | None = None
         self.roles = Roles()
-        self.steps = 0
+        self.steps = self._backwards = 0
+        self._by_hand = False  # weights are moved without an optimiser of torch's
         self._first = self._last = math.nan  # time of the first and the last step
         self._lost = 0.0  # seconds of steps that were counted
         self._cpu = self._cpu_first = self._cpu_lost = 0.0  # s of the training thread's own
@@ -175,6 +179,8 @@ class Watch:
         model = min(model, self._cpu / max(self.steps - 1, 1))  # on a busy machine the rest is other programs' time
         computing = min((c.estimate_computing() for c in self._counted), default=0.0)
         workers = max((loader.num_workers for loader in self._loaders), default=0)
+        if torch.get_num_threads() > count_cores():
+            self._problems.append(f"torch computes in {torch.get_num_threads()} threads on {count_cores()} cores")
         problems = [*self._problems, self._sampler.problem, *(c.problem for c in self._counted)]
         return Seen(
             seconds=total,
@@ -184,11 +190,11 @@ class Watch:
             lines=self._name_workers(found, workers),
             inside=found.inside / total,
             python=self._find_python(found, counted, each),
-            operators=counted.count if counted else math.nan,
+            operators=counted.own_count if counted else math.nan,
             starting=max(0.0, 1 - computing / model) if counted and model else math.nan,
             float64=counted.wide_seconds / counted.seconds if counted and counted.seconds else 0.0,
             taken=self._find_taken(found, counted, total) if counted else (),
-            batch_of_one=self._find_batch_of_one(found),
+            batch_of_one=self._find_batch_of_one(found, counted),
             gates=counted.gates if counted and not counted.recurrences else 0,
             waits=len(counted.waits) if counted else 0,
             wait_lines=tuple(self._line(at) for at in dict.fromkeys(counted.waits)) if counted else (),
@@ -207,7 +213,8 @@ class Watch:
     # While the loop runs: in its thread.
 
     def _after_step(self, optimizer, args, kwargs) -> None:
-        if threading.get_ident() != self._thread or (self._optimizer is not None and optimizer is not self._optimizer):
+        others = self._optimizer is not None and optimizer is not self._optimizer
+        if threading.get_ident() != self._thread or others or self._by_hand:
             return
         try:
             self._note_step(time.perf_counter(), sys._getframe(1))
@@ -259,13 +266,26 @@ class Watch:
         now = time.perf_counter()
         if now - self._marked > MARKS and threading.get_ident() == self._thread:
             self._marked = now
-            node = getattr(tensors, "grad_fn", None)
-            if node is not None:
-                mark = _Mark()
-                node.metadata["cpbkit"] = mark
-                self._marks.append((self.steps, weakref.ref(mark), self.roles.own_line(sys._getframe(2))))
-                del mark
-        return original(tensors, *args, **kwargs)
+            self._mark(getattr(tensors, "grad_fn", None), self.roles.own_line(sys._getframe(2)))
+        out = original(tensors, *args, **kwargs)
+        if threading.get_ident() == self._thread:
+            self._backwards += 1
+            if self.steps == 0 and self._backwards > UNSTEPPED:
+                self._by_hand = True
+            if self._by_hand:
+                self._note_step(time.perf_counter(), sys._getframe(2))
+        return out
+
+    def _mark(self, node, at: tuple[int, int] | None) -> None:
+        """Tie marks to the graph of a loss and to what it was made of: a forecast may be kept, and its loss not."""
+        for _ in range(FOLLOWED):
+            if node is None or not node.next_functions:
+                return
+            mark = _Mark()
+            node.metadata["cpbkit"] = mark
+            self._marks.append((self.steps, weakref.ref(mark), at))
+            del mark
+            node = next((n for n, _ in node.next_functions if n is not None and n.next_functions), None)
 
     def _note_loader(self, original, loader):
         if loader not in self._loaders:
@@ -364,8 +384,8 @@ class Watch:
             if any(span.holds(files[number], line) for number, line in s.own)
         }
 
-    def _find_batch_of_one(self, found: Attribution) -> Line | None:
-        ones = any(loader.batch_size == 1 for loader in self._loaders)
+    def _find_batch_of_one(self, found: Attribution, counted: Operators | None) -> Line | None:
+        ones = any(loader.batch_size == 1 for loader in self._loaders) or (counted is not None and counted.rows == 1)
         return next((line for line in found.lines if line.account == "forward"), None) if ones else None
 
     def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
@@ -381,16 +401,17 @@ class Watch:
 
     def _find_kept(self) -> tuple[str, ...]:
         """Return what keeps the graphs of losses whose steps are long over."""
-        old = [(ref, at) for step, ref, at in self._marks if step < self.steps - 3]
-        alive = [at for ref, at in old if ref() is not None]
+        old = {step: at for step, _, at in self._marks if step < self.steps - 3}
+        alive = {step: at for step, ref, at in self._marks if step in old and ref() is not None}
         if len(old) < 4 or len(alive) < 0.8 * len(old):
             return ()
-        at = alive[-1]
+        at = alive[max(alive)]
         if at is None:
             return ("something",)
         file, line = self.roles.codes[at[0]].co_filename, at[1]
         match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", source.read_line(file, line))
-        keeping = source.find_keeping(file, line, (match[1] or match[2]) if match else "loss")
+        loss = (match[1] or match[2]) if match else "loss"
+        keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
         kept = self._line((at[0], keeping)) if keeping else self._line(at)
         return (f"{kept.place}  {kept.text}",)
 

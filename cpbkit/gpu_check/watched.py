@@ -63,7 +63,7 @@ class Limits:
     validation: float = 0.25
     outside: float = 0.30
     starting: float = 0.70  # of the model's time
-    operators: float = 600.0  # a step: below, a small model is as fast as it gets one by one
+    operators: float = 400.0  # a step: below, a small model is as fast as it gets one by one
     optimizer: float = 0.25
     busy: float = 0.85
     told: float = 0.10  # below, not even worth a word
