@@ -114,10 +114,14 @@ def test_wrong_usage_is_exit_code_2(arguments):
     assert run(*arguments).exit_code == 2
 
 
-def test_doctor_speaks_to_people_and_machines():
+def test_doctor_speaks_to_people_and_machines(monkeypatch):
+    for name in ("CPBKIT_ARCHIVE_URL", "CPBKIT_REST_URL", "HF_ENDPOINT"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
     shown, told = run("doctor"), json.loads(run("doctor", "--json").output)
     assert told["facts"]["torch"] in shown.output.splitlines()[0]
     assert all(finding["text"] in shown.output for finding in told["findings"])
+    assert [host["name"] for host in told["hosts"]] == ["archive", "REST", "Hub"]
+    assert shown.output.count("it cannot be reached from here (ConnectionError)") == 3
 
 
 def test_python_m_is_the_same():

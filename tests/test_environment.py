@@ -94,6 +94,18 @@ def test_a_fine_machine_gets_no_code_and_every_line_is_ok_or_a_note():
         (vary(variables={"COLAB_RELEASE_TAG": "x"}), "/content"),
         (vary(variables={"KAGGLE_KERNEL_RUN_TYPE": "x"}), "/kaggle/working"),
         (vary(disk_free=10**9, clearable=(("/h/.triton/cache", 2 * 10**8),)), "/h/.triton/cache (0.20 GB)"),
+        (
+            vary(disk_free=10**11, clearable=(("/h/.triton/cache", 2 * 10**8),)),
+            "100 GB of disk free; safe to delete, costs only compiling again: /h/.triton/cache (0.20 GB)",
+        ),
+        (
+            vary(used=3 * 10**9, own=10**9, others=((812, 15 * 10**8),)),
+            "device in use: this process 1.0 GB, process 812 1.5 GB, contexts and what cannot be told apart 0.5 GB",
+        ),
+        (
+            vary(smoke="no kernel image", devices=(Device("Tesla K80", (3, 7), 12 * 10**9),)),
+            "No current wheel has any for a chip this old: take another runtime",
+        ),
         (vary(unseen=("driver: gone",)), "not seen: driver: gone"),
     ],
 )

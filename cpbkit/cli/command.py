@@ -20,6 +20,13 @@ from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError, UnknownName, check_name
 from cpbkit.texts import printable
 
+EXTRAS = {
+    "talib": "talib",
+    "openpyxl": "excel",
+    "yfinance": "yahoo",
+    "ray": "ray",
+    "jupyterlab": "notebooks",
+}  # by module
 GO_ON = "Nothing is left half done; the same command goes on from here."
 
 
@@ -42,6 +49,14 @@ class Command(click.Command):
                 raise  # `| head` closes the pipe: no failure, and click knows
             kind = click.UsageError if isinstance(error, UnknownName) else click.ClickException
             raise kind(printable(_sentence(error))) from None
+        except ModuleNotFoundError as error:
+            if context.meta.get("debug") or (error.name or "").startswith("cpbkit"):
+                raise
+            extra = EXTRAS.get(error.name or "")
+            what = f'"cpbkit[{extra}]"' if extra else "--upgrade cpbkit"
+            raise click.ClickException(
+                f"the module {error.name} is not installed: pip install {what}; in a notebook, then restart it"
+            ) from None
         except KeyboardInterrupt:
             click.echo(f"\nStopped. {GO_ON}", err=True)
             context.exit(1)

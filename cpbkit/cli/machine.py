@@ -1,5 +1,6 @@
 """The machine: what it is, where the time of a step goes, and how fast the kit is on it."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -75,10 +76,13 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
         if examination.failure:
             raise click.exceptions.Exit(1)
     else:
+        from cpbkit.data.reach import try_hosts
         from cpbkit.gpu_check.findings import check_environment
 
         report = check_environment()
-        show(report.to_dict(), as_json, lambda: "\n".join(report.lines()))
+        hosts = try_hosts()
+        document = report.to_dict() | {"hosts": [dataclasses.asdict(host) for host in hosts]}
+        show(document, as_json, lambda: "\n".join([*report.lines(), *map(str, hosts)]))
 
 
 def _timed_presets() -> Path:

@@ -16,6 +16,7 @@ KEEPING = {
     "Colab": "Colab: what lies under /content goes with the runtime; keep the run folder on Drive or the Hub",
     "Kaggle": "Kaggle: only /kaggle/working is kept, and the hours of the GPU are counted",
 }
+OLDEST = (5, 0)  # compute capability that a current wheel has code for
 LOW_DISK = 5e9  # bytes; a run of forty models and its report need less than one tenth of it
 FOREIGN = 500e6  # bytes of device memory held by others that deserve a word
 
@@ -136,8 +137,22 @@ def _device(f: Facts) -> Iterator[Finding]:
         text = f"a small kernel failed on {chip}: {f.smoke}"
         if f.architectures and not runs_on(f.architectures, device.capability):
             text = f"torch {f.torch} has no kernels for {chip}, only {' '.join(f.architectures)}: each operation "
-            text += "fails although is_available() is true. Choose a T4 or L4, or a torch wheel for CUDA 12.6"
+            text += "fails although is_available() is true. "
+            if device.capability < OLDEST:  # such as a K80
+                text += "No current wheel has any for a chip this old: take another runtime, such as one with a T4"
+            else:
+                text += "Choose a T4 or L4, or a torch wheel for CUDA 12.6"
         yield Finding("FAIL", "ARCH_OR_DRIVER_MISMATCH", text)
+    if f.used is not None:
+        holders = [
+            f"this process {f.own / 1e9:.1f} GB",
+            *(f"process {pid} {size / 1e9:.1f} GB" for pid, size in f.others),
+        ]
+        text = f"{f.used / 1e9:.1f} of {device.memory / 1e9:.1f} GB of the device in use: {', '.join(holders)}"
+        rest = f.used - f.own - sum(size for _, size in f.others)
+        yield Finding(
+            "ok", "", text + (f", contexts and what cannot be told apart {rest / 1e9:.1f} GB" if rest > 0 else "")
+        )
     foreign = sum(size for _, size in f.others)
     if foreign > FOREIGN:
         pids = ", ".join(str(pid) for pid, _ in f.others[:4])
@@ -177,11 +192,12 @@ def _host(f: Facts) -> Iterator[Finding]:
     if f.cores <= 2:
         text = f"{f.cores} CPU core{'s' * (f.cores > 1)}: workers of a DataLoader would compete with the training loop"
         yield Finding("note", "", text)
+    tell = "; ".join(f"{name} ({size / 1e9:.2f} GB)" for name, size in f.clearable)
     if f.disk_free < LOW_DISK:
-        tell = "; ".join(f"{name} ({size / 1e9:.2f} GB)" for name, size in f.clearable)
         cure = f"safe to delete, costs only compiling again: {tell}" if tell else "found nothing safe to delete"
         yield Finding("WARN", "", f"{f.disk_free / 1e9:.1f} GB of disk left; {cure}")
     else:
-        yield Finding("ok", "", f"{f.disk_free / 1e9:.0f} GB of disk free")
+        text = f"; safe to delete, costs only compiling again: {tell}" if tell else ""
+        yield Finding("ok", "", f"{f.disk_free / 1e9:.0f} GB of disk free{text}")
     if f.place in KEEPING:
         yield Finding("note", "", KEEPING[f.place])

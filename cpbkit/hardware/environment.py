@@ -48,6 +48,8 @@ class Facts:
     sync_debug: bool = False
     deterministic: bool = False
     tpu: bool = False
+    used: int | None = None  # bytes in use on the first device, by everybody
+    own: int = 0  # of these, bytes that this process's allocator holds
     others: tuple[tuple[int, int], ...] = ()  # (process id, bytes) of other processes on the first device
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of WATCHED, those that are set
     system: str = ""
@@ -130,6 +132,8 @@ def observe() -> Facts:
         seen["devices"] = tuple(Device(p.name, (p.major, p.minor), p.total_memory) for p in properties)
         seen["smoke"] = run_smoke_test("cuda")
         seen["bf16_claimed"] = torch.cuda.is_bf16_supported()
+        free, whole = torch.cuda.mem_get_info(0)
+        seen |= {"used": whole - free, "own": torch.cuda.memory_reserved(0)}
         seen["sync_debug"] = torch.cuda.get_sync_debug_mode() != 0
     nvml, problem = load_nvml()
     unseen = [f"driver, other processes and clocks. {problem}"] if problem else []
