@@ -352,6 +352,13 @@ def test_bars_in_doubt_fail_the_fetch_unless_they_are_accepted(server):
     assert run(*wish, "--allow-doubts", "2").exit_code == 0
 
 
+def test_a_symbol_that_would_be_a_path_is_refused(tmp_path):
+    wish = ["--source", "synthetic", "--intervals", "1h", "--start", "2025-01-01", "--end", "2025-02-01"]
+    shown = run("sweep", *wish, "--symbols", "../../../OUT", "--run", tmp_path / "a" / "b" / "run")
+    assert shown.exit_code == 2 and "must be written like BTCUSDT; got '../../../OUT'" in shown.output
+    assert not any(tmp_path.rglob("*"))
+
+
 def test_a_run_goes_on_tomorrow_with_the_days_that_it_began_with(tmp_path, monkeypatch):
     wish = ["sweep", "--source", "synthetic", "--symbols", "BTC", "--intervals", "4h", "--days", "60", "--json"]
     wish += ["--epochs", "1", "--set", "steps=2", "--executor", "local", "--run", tmp_path / "run"]

@@ -64,7 +64,7 @@ def test_what_the_archive_lacks_is_told(server):
     server.files = {path: blob for path, blob in server.files.items() if "2025-02" not in path}
     (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"], store=Store(also=[])).values()
     assert short.frame["funding_rate"].isna().sum() == 20 * 6
-    assert "120 bars have no funding_rate: the archive's months end at 2025-02-01T00:00." in short.passport.notes
+    assert "120 bars have no funding_rate: the archive's files end at 2025-02-01T00:00." in short.passport.notes
     server.files = {}
     with pytest.raises(SourceError, match="PEPEUSDT_4h: the archive has no premiumIndexKlines for these dates"):
         add_columns({"PEPEUSDT_4h": bars}, ["premium"])
@@ -75,3 +75,17 @@ def test_a_file_that_does_not_match_its_checksum_is_refused(server):
     server.files[f"{path}.CHECKSUM"] = b"0" * 64
     with pytest.raises(SourceError, match="does not match its checksum"):
         load_klines(experiment())
+
+
+def test_open_interest_comes_day_by_day_in_coins(server):
+    (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-01-20", "2025-01-21").values()
+    for day in ("2025-01-19", "2025-01-20", "2025-01-21"):
+        name = f"1000PEPEUSDT-metrics-{day}"
+        samples = [(f"{day} {i // 12:02d}:{i % 12 * 5:02d}:00", 1000 * int(day[-2:]) + i) for i in range(288)]
+        rows = [f"{time},1000PEPEUSDT,{value},1,1,1,1,1" for time, value in samples]
+        text = "\n".join(["create_time,symbol,sum_open_interest,a,b,c,d,e", *rows])
+        server.files[f"/data/futures/um/daily/metrics/1000PEPEUSDT/{name}.zip"] = zipped({f"{name}.csv": text})
+    (joined,) = add_columns({"PEPEUSDT_4h": bars}, ["open_interest"]).values()
+    # The bar of 00:00 closes at 04:00: the sample of 03:55 is known by then, that of 04:00 is not yet.
+    assert joined.frame["open_interest"].loc["2025-01-20T00:00"] == 1000 * (20_000 + 47)
+    assert joined.frame["open_interest"].loc["2025-01-20T20:00"] == 1000 * (20_000 + 287)

@@ -1,4 +1,4 @@
-"""What the futures say beside the bars: funding rate, mark price and premium, joined by what was known at the time."""
+"""What the futures say beside the bars: funding, mark price, premium, open interest, as it was known at the time."""
 
 import functools
 import hashlib
@@ -24,7 +24,9 @@ COLUMNS = {  # feature: folder of the archive of USD-M futures
     "funding_rate": "fundingRate",  # of the last payment: a share of the position, paid by whoever is long
     "mark_price": "markPriceKlines",  # at the bar's close, per coin
     "premium": "premiumIndexKlines",  # at the bar's close: a share of the index price
+    "open_interest": "metrics",  # coins; a file a day, so that years of it take a while
 }
+SAMPLED = 300 * SECOND_NS  # open interest is sampled every five minutes, and taken as known with the next sample
 FUNDING = ["calc_time", "funding_interval_hours", "last_funding_rate"]
 
 
@@ -36,9 +38,9 @@ def add_columns(
     hosts: Hosts | None = None,
     retries: Retries | None = None,
 ) -> dict[str, Klines]:
-    """Return the bars with columns of COLUMNS beside them, from the archive's monthly files, checksums held.
+    """Return the bars with columns of COLUMNS beside them, from the archive's files, checksums held.
 
-    The value at a bar is the last one known when it closes; before the first it is NaN, and after the last month
+    The value at a bar is the last one known when it closes; before the first it is NaN, and after the last file
     that the archive has too. Raises SourceError where the archive has nothing of a contract, or cannot be had.
     """
     names, store = [name for name in names if name in COLUMNS], store or Store()
@@ -81,27 +83,27 @@ def _joined(bars: Klines, found: dict[str, list[_Month | None]]) -> Klines:
         frame = frame.assign(**{name: column})
         files += [month.source for month in there]
         if absent := int(np.isnan(column).sum()):
-            notes.append(f"{absent} bars have no {name}: the archive's months end at {stamp(end)}.")
+            notes.append(f"{absent} bars have no {name}: the archive's files end at {stamp(end)}.")
     return Klines(frame, replace(passport, files=tuple(files), notes=tuple(notes)))
 
 
 def _files(bars: Klines, name: str) -> list[tuple[ArchiveFile, Contract]]:
-    """List the months of a column, from the one before the first bar: what it said last is still known."""
+    """List the months or days of a column, from the day before the first bar: what was said last is still known."""
     symbol, interval = split_name(bars.passport.series)
     contract, index = contract_of(symbol, "um"), bars.frame.index
     first = (index[0] - pd.Timedelta(days=1)).as_unit("ns").value
-    months = dates(np.append(first, index.asi8), "M")
-    piece = "fundingRate" if name == "funding_rate" else interval
-    return [(ArchiveFile("um", contract.name, piece, month), contract) for month in months]
+    periods = dates(np.append(first, index.asi8), "D" if name == "open_interest" else "M")
+    piece = interval if COLUMNS[name].endswith("Klines") else COLUMNS[name]
+    return [(ArchiveFile("um", contract.name, piece, period), contract) for period in periods]
 
 
 def _read(
     client: Client, hosts: Hosts, store: Store, name: str, file: ArchiveFile, contract: Contract
 ) -> _Month | None:
-    """Read a month, from the cache if it is there; None where the archive has none."""
+    """Read a file, from the cache if it is there; None where the archive has none."""
     folder = COLUMNS[name]
-    middle = "" if name == "funding_rate" else f"/{file.interval}"
-    path = f"/data/futures/um/monthly/{folder}/{file.symbol}{middle}/{file.name}"
+    middle = f"/{file.interval}" if folder.endswith("Klines") else ""
+    path = f"/data/futures/um/{file.kind}/{folder}/{file.symbol}{middle}/{file.name}"
     blob = store.kept(folder, file.name) or _download(client, hosts, path, file)
     if blob is None:
         return None
@@ -111,6 +113,10 @@ def _read(
         if name == "funding_rate":
             table = pd.read_csv(io.BytesIO(text), names=FUNDING, header=0 if text[:1].isalpha() else None)
             times, values = table["calc_time"].to_numpy(np.int64) * 10**6, table["last_funding_rate"].to_numpy(float)
+        elif name == "open_interest":
+            table = pd.read_csv(io.BytesIO(text), usecols=["create_time", "sum_open_interest"])
+            sampled = pd.DatetimeIndex(pd.to_datetime(table["create_time"], utc=True)).as_unit("ns").asi8
+            times, values = sampled + SAMPLED, contract.coins * table["sum_open_interest"].to_numpy(float)
         else:
             starts, closes, bars = archive.parse_csv(text, file.name)
             archive.check_lengths(starts, closes, file.interval, file.name)
