@@ -18,6 +18,7 @@ from cpbkit.errors import DataError, check_name
 
 NAN = np.nan
 DAY, WEEK = 86_400, 604_800  # s
+STILL = 1e-4  # log return: what a bar that did not move counts as, so that its logarithm exists
 
 
 @dataclass(frozen=True)
@@ -427,6 +428,16 @@ def garman_klass(b: Bars) -> np.ndarray:
     return np.sqrt(rolling(np.add, 0.5 * spread**2 - (2 * np.log(2) - 1) * body**2, 20) / 20)
 
 
+def bar_range(b: Bars) -> np.ndarray:
+    return np.hypot(b.get(log, column="high") - b.get(log, column="low"), STILL)
+
+
+def bar_volatility(b: Bars) -> np.ndarray:
+    spread = b.get(log, column="high") - b.get(log, column="low")
+    body = b.get(log, column="close") - b.get(log, column="open")
+    return np.sqrt(0.5 * spread**2 - (2 * np.log(2) - 1) * body**2 + STILL**2)
+
+
 def rogers_satchell(b: Bars) -> np.ndarray:
     open_, high, low, close = (b.get(log, column=column) for column in OHLC)
     return np.sqrt(rolling(np.add, (high - close) * (high - open_) + (low - close) * (low - open_), 20) / 20)
@@ -513,6 +524,13 @@ _TABLE = {
         garman_klass,
         OHLC,
         "The same from ranges and bodies, 20 bars (Garman, Klass 1980)",
+        PER_BAR,
+    ),
+    "bar_range": (bar_range, ("high", "low"), "Log high less log low of the bar alone, at least 1 bp", PER_BAR),
+    "bar_volatility": (
+        bar_volatility,
+        OHLC,
+        "Volatility of the bar alone from its range and body, at least 1 bp (Garman, Klass 1980)",
         PER_BAR,
     ),
     "volatility_rogers_satchell": (

@@ -166,7 +166,7 @@ def test_heads_get_their_floors_and_columns():
     series = dataclasses.replace(make_series(levels), heads=("price", "volatility", "price"))
     price, _ = baselines.floors(series, "price", np.arange(400, 410), 2, 350)
     volatility, _ = baselines.floors(series, "volatility", np.arange(400, 410), 2, 350)
-    assert set(volatility) - set(price) == {"ewma", "har"}
+    assert set(volatility) - set(price) == {"mean", "ewma", "har"}
     assert price["ridge_ar"].shape == (10, 2, 2) and volatility["ridge_ar"].shape == (10, 2, 1)
     with pytest.raises(UnknownName, match=r"got 'volatilty' \(nearest: volatility"):
         baselines.floors(series, "volatilty", np.arange(400, 410), 2, 350)

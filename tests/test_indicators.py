@@ -289,7 +289,7 @@ def test_few_rows_are_warm_up(rows):
     at_once = got.iloc[:1].dropna(axis=1).columns
     logs, clock = {f"log_{c}" for c in OHLC}, {"hour_sin", "hour_cos", "week_sin", "week_cos"}
     if rows:
-        assert set(at_once) == logs | clock | {"obv", "vwap_session", "vwap_session_rel"}
+        assert set(at_once) == logs | clock | {"obv", "vwap_session", "vwap_session_rel", "bar_range", "bar_volatility"}
 
 
 def test_warm_up_is_never_filled():

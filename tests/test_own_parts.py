@@ -134,14 +134,15 @@ def test_an_own_preset_is_a_file(tmp_path):
 
 
 def test_the_page_on_own_parts_holds_what_works(here, bars):
-    """The network, the loss and the preset of docs/bring-your-own.md, as they stand there."""
+    """The feature, the network, the loss and the preset of docs/bring-your-own.md, as they stand there."""
     text = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(# mine\.py.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 2
-    (here / "mine.py").write_text("import torch\n" + "\n".join(blocks))
+    assert len(blocks) == 3
+    (here / "mine.py").write_text("import torch\n\nimport cpbkit as cpb\n\n" + "\n".join(blocks))
     (preset,) = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     (here / "mine.json").write_text(preset)
-    run = cpb.sweep("mine.json", data=bars, name="mine.py:Net", loss="mine.py:huber", folder="run", **SMALL)
+    parts = {"features": ("close_return", "mine.py:distance"), "name": "mine.py:Net", "loss": "mine.py:huber"}
+    run = cpb.sweep("mine.json", data=bars, folder="run", **(SMALL | parts))
     assert run.results[0]["status"] == "done" and run.experiment.preset == "mine"
     options = set(re.findall(r"`(?:cpbkit sweep )?(--[\w-]+)", text))
     shown = (

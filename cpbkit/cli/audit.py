@@ -10,6 +10,7 @@ from cpbkit.cli.command import (
     as_json,
     experiment_of,
     merge_settings,
+    name_bars,
     show,
     status_line,
     trust_code,
@@ -102,11 +103,11 @@ def _experiment(
 
     if folder is None:
         first = {"symbols": ("BTCUSDT",), "intervals": ("1h",)}
-        return experiment_of(preset, first | merge_settings(settings, **given), features)
+        return experiment_of(preset, first | merge_settings(settings, **name_bars(**given)), features)
     source = click.get_current_context().get_parameter_source("preset")
     if source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError(f"the settings are those of {folder}; leave out --preset, or the run")
     run = RunFolder(folder).experiment
     require_consent(run.own_parts, trust_code, folder)
     first = {"symbols": run.data.symbols[:1], "intervals": run.data.intervals[:1]}
-    return add_features(vary_as_told(run, first | merge_settings(settings, **given)), features)
+    return add_features(vary_as_told(run, first | merge_settings(settings, **name_bars(**given))), features)

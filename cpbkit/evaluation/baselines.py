@@ -26,7 +26,7 @@ DECAYS = (0.5, 0.7, 0.8, 0.9, 0.94, 0.97, 0.99)  # of ewma; 0.94 is RiskMetrics'
 # A price or a band wanders: its seasons repeat moves. Any other level reverts: its seasons repeat
 # levels, and its recent mean says something.
 WANDERING = ("persistence", "drift", "seasonal_day", "seasonal_week", "ridge_ar")
-REVERTING = (*WANDERING, "ewma", "har")
+REVERTING = (*WANDERING, "mean", "ewma", "har")
 FLOORS_OF_HEAD = {"price": WANDERING, "bands": WANDERING}  # each other head: REVERTING
 
 
@@ -121,6 +121,11 @@ def _rows_at(series, origins, bars) -> tuple[np.ndarray, np.ndarray]:
     wanted = series.times[origins][:, None] + bars * np.timedelta64(series.step_ns, "ns")
     rows = np.searchsorted(series.times, wanted).clip(max=len(series.times) - 1)
     return rows, series.times[rows] == wanted
+
+
+def _mean(series, k, origins, horizon, train_end):
+    level = series.levels[:train_end, k].mean() if train_end > 1 else np.nan
+    return np.tile(level - series.anchors[origins, k][:, None], horizon)
 
 
 def _ewma(series, k, origins, horizon, train_end):
@@ -226,6 +231,7 @@ FLOORS: dict[str, Floor] = {
     "seasonal_day": Floor(_seasonal(1), "bar 24 h before"),
     "seasonal_week": Floor(_seasonal(7), "bar 7 days before"),
     "ridge_ar": Floor(_ridge_ar, "long enough stretch of bars without a gap"),
+    "mean": Floor(_mean, "two rows in train"),
     "ewma": Floor(_ewma, "window in train"),
     "har": Floor(_har, "long enough stretch of bars without a gap"),
 }

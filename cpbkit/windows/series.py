@@ -13,12 +13,14 @@ from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, check_name
 
 # What a target is: the column its level comes from, whether the origin is the last close or its own
-# last value, and the head it is judged under.
+# last value, and the head it is judged under. Volatility and range are of the bars to come, each by itself: of a
+# deviation over the last 20 bars nineteen are known one bar ahead.
 TARGETS = {
     **{price: (f"log_{price}", "close", "price") for price in OHLC},
     "bb_upper": ("bb_upper", "own", "bands"),
     "bb_lower": ("bb_lower", "own", "bands"),
-    "volatility": ("volatility", "own", "volatility"),
+    "volatility": ("bar_volatility", "own", "volatility"),
+    "range": ("bar_range", "own", "range"),
 }
 
 
