@@ -211,6 +211,21 @@ def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
     assert found.startswith(f"{HERE.name}:{line_of('# the line that ' + 'keeps')}")
 
 
+def test_losses_that_a_function_kept_are_found_after_it_has_returned(monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.watch.MARKS", 0.0)
+    monkeypatch.setattr("cpbkit.gpu_check.watch.MOST_MARKS", 60)
+    model, optimizer, batches = make()
+
+    def train():
+        losses = []
+        for x, y in batches:
+            losses.append(step(model, optimizer, x, y))
+
+    with watch(tell=False) as w:
+        train()
+    assert w.seen().kept and len(w._marks) < 70
+
+
 def test_weights_that_are_moved_by_hand_make_steps_too(monkeypatch):
     monkeypatch.setattr("cpbkit.gpu_check.watch.UNSTEPPED", 3)
     model, _, batches = make()

@@ -31,6 +31,7 @@ from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 
 COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
 MANY = 5000  # operators a step: counting them once is enough
+MOST_MARKS = 1000  # then every second one is let go
 FOLLOWED = 4  # nodes of a loss's graph
 UNSTEPPED = 64  # passes backward without an optimiser of torch's: then each of them counts as a step
 MARKS = 0.02  # s between two losses whose graphs are followed
@@ -57,6 +58,8 @@ class Watch:
         self._exits: contextlib.ExitStack | None = None
         self.roles = Roles()
         self.steps = self._backwards = 0
+        self._kept: tuple[str, ...] = ()
+        self._marks_apart = MARKS
         self._by_hand = False  # weights are moved without an optimiser of torch's
         self._first = self._last = math.nan  # time of the first and the last step
         self._lost = 0.0  # seconds of steps that were counted
@@ -199,7 +202,7 @@ class Watch:
             waits=len(counted.waits) if counted else 0,
             wait_lines=tuple(self._line(at) for at in dict.fromkeys(counted.waits)) if counted else (),
             modes=tuple(sorted(set().union(*(c.modes for c in self._counted)))),
-            kept=self._find_kept(),
+            kept=self._find_kept() or self._kept,
             growth=self._find_growth(),
             workers=workers,
             loads_in_own_code=_loads_in_own_code(found),
@@ -234,6 +237,7 @@ class Watch:
         self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if self.steps & (self.steps - 1) == 0:  # powers of two: ever more rarely
             self._step = self._step or self.roles.read(frame).own
+            self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
         if torch.cuda.is_initialized():
             self._ask_device()
         if self.steps in COUNTED and self._may_count():
@@ -264,8 +268,10 @@ class Watch:
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: tie a mark to the graph of a loss now and then."""
         now = time.perf_counter()
-        if now - self._marked > MARKS and threading.get_ident() == self._thread:
+        if now - self._marked > self._marks_apart and threading.get_ident() == self._thread:
             self._marked = now
+            if len(self._marks) > MOST_MARKS:
+                self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
             self._mark(getattr(tensors, "grad_fn", None), self.roles.own_line(sys._getframe(2)))
         out = original(tensors, *args, **kwargs)
         if threading.get_ident() == self._thread:
