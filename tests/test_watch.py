@@ -84,6 +84,10 @@ def test_each_verdict_of_a_watch_is_reached(verdict):
     assert found.verdict == verdict and verdict in VERDICTS and found.text.endswith(".")
 
 
+def test_a_watch_that_saw_no_step_says_so():
+    assert judge_loop(seen(steps=0)).text.startswith("No step of an optimiser")
+
+
 def test_the_largest_share_is_the_verdict_and_the_rest_is_beside():
     found = judge_loop(seen(python=(LINE,), shares={"data": 2.0, "rest": 0.8}))
     assert found.verdict == "DATA_STARVED"

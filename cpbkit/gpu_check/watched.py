@@ -76,6 +76,8 @@ def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = (), limits
     evidence = tuple(_evidence(seen))
     if seen.steps < LEAST_STEPS or seen.looks < LEAST_LOOKS:
         text = f"{seen.steps} steps in {seen.seconds:.1f} s were seen: watch a loop for some seconds."
+        if not seen.steps:
+            text = "No step of an optimiser of torch's was seen: is the loop inside the watch, and in this process?"
         return Diagnosis("INCONCLUSIVE", "", text, evidence, (), seen.problems, Policy())
     first = findings[0] if findings else (0.0, "DEVICE_BOUND", "", _say_healthy(seen), ())
     _, verdict, reason, text, fixes = first
