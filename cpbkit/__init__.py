@@ -14,6 +14,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "diagnose": "gpu_check.doctor",
     "feature": "indicators",
     "fetch": "api",
+    "find_run": "api",
     "load": "hub.load",
     "open_run": "api",
     "presets": "api",

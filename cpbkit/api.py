@@ -5,7 +5,7 @@ import html
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +18,26 @@ from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files
 from cpbkit.errors import RunError, check_name
+from cpbkit.evaluation.backtest import folds, judge_folds, refit
+from cpbkit.evaluation.leakage import audit, check_overfit
 from cpbkit.evaluation.pooled import gather, pool
-from cpbkit.evaluation.verdicts import headline, judgements, meanings, verdict_table, verdicts
+from cpbkit.evaluation.training_checks import check_results
+from cpbkit.evaluation.verdicts import (
+    headline,
+    judgements,
+    meanings,
+    seed_spread,
+    skill_by_horizon,
+    verdict_table,
+    verdicts,
+)
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
-from cpbkit.windows.series import from_table
+from cpbkit.runs.worker import data_sha256
+from cpbkit.windows.series import Series, from_klines, from_table
+from cpbkit.windows.splits import split
 
 
 class Run:
@@ -76,7 +89,7 @@ class Run:
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
         losses, _ = gather([line["series"] for line in self.results if line["test"]], self._folder.losses)
         lines += [f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()]
-        return Verdicts(verdict_table(by_head), tuple(lines))
+        return Verdicts(verdict_table(by_head), tuple(lines), self.results)
 
     def plot(self):
         """Return the picture of the run as HTML: a panel for each series, memory and load below."""
@@ -90,16 +103,50 @@ class Run:
 
         return Link(write_report(self.folder, out))
 
-    def publish(self, repo: str, public: bool = False):
+    def retrain(self, series: str = "", **given) -> "Retraining":
+        """Return a series of this run, by default the one of the best verdict, to be trained again under suspicion.
+
+        given: settings that differ, such as epochs=3. Errors: UnknownName; RunError where it has no verdict.
+        """
+        name = series or self.verdicts().best
+        check_name("series", name, self.series)
+        symbol, interval = split_name(name)
+        listed = (name,) if self.experiment.data.series else ()  # own bars name each series
+        one = vary(self.experiment, symbols=(symbol,), intervals=(interval,), series=listed, **given)
+        return Retraining(name, one, load_klines(one)[name])
+
+    def publish(self, repo: str, public: bool = False, dry_run: str | os.PathLike | None = None):
         """Publish the models with what may be said of them as a repository of the Hub, private unless `public`.
 
+        dry_run: a new folder that gets what would be published; nothing leaves the machine, and no token is needed.
         Returns where it is. Errors: HubError for synthetic data, own code, a missing token, another run's repository.
         """
         from cpbkit.hub.publish import publish, write_repository  # the Hub's client takes a moment to load
 
+        if dry_run is not None:
+            return Link(write_repository(self.folder, repo, dry_run) / "README.md")
         with tempfile.TemporaryDirectory() as folder:
             content = write_repository(self.folder, repo, Path(folder) / "repository")
             return publish(self.folder, repo, content, public)
+
+    def coverage(self):
+        """Return the picture of what the prediction intervals held, through the test split."""
+        from cpbkit.views.verdict import coverage_figure
+
+        return coverage_figure(self.results)
+
+    def health(self):
+        """Return the picture of the health of the trainings: a row a series, a column a check."""
+        from cpbkit.views.loss import is_synthetic
+        from cpbkit.views.verdict import health_figure
+
+        return health_figure(check_results(self.results), is_synthetic(self.results))
+
+    def browse(self, series: str = ""):
+        """Return a menu of the losses of all models, which begins with `series`, or the first."""
+        from cpbkit.views.live import browse
+
+        return browse(self.results, series)
 
     def forecast(self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None) -> dict[str, Forecast]:
         """Forecast the next bars of every finished series, as one stack.
@@ -116,6 +163,22 @@ class Verdicts:
 
     table: pd.DataFrame
     headlines: tuple[str, ...]  # one for each head
+    results: list[dict] = field(repr=False, default_factory=list)  # the ledger that they were read from
+
+    @property
+    def best(self) -> str:
+        """The series of the highest skill of the first head."""
+        return self.table["series"].iloc[0]
+
+    def plot(self):
+        """Return the picture of all skills with their intervals."""
+        from cpbkit.views.verdict import verdict_figure
+
+        return verdict_figure(self.results)
+
+    def by_horizon(self) -> pd.DataFrame:
+        """Return the skill against the best naive forecast in percent: a row per series and head, a column per bar."""
+        return skill_by_horizon(judgements(self.results))
 
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers: a row per series and head."""
@@ -128,6 +191,43 @@ class Verdicts:
         from cpbkit.views.tables import verdict_html
 
         return verdict_html(self.table, self.headlines)
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """One series of a run, trained again under suspicion; each question trains anew, alone and on the CPU."""
+
+    series: str
+    experiment: Experiment
+    klines: Klines
+
+    def audit(self, twins: int = 20) -> pd.DataFrame:
+        """Look for leaks: a row per check, with its verdict and the evidence. twins: placebo series that are judged."""
+        one = self.experiment
+        found = audit(self.klines, one.task, refit(one), model=one.model.name, twins=twins)
+        return pd.DataFrame([*found, check_overfit(one, self._columns())])
+
+    def plot(self, ahead: int = 1, windows: int = 160):
+        """Return the picture of its forecasts `ahead` bars beside the truth, over the last windows of the test."""
+        from cpbkit.views.verdict import forecast_figure
+
+        columns, task = self._columns(), self.experiment.task
+        splits = split(columns, task)
+        forecasts = refit(self.experiment)(columns, task, splits)
+        return forecast_figure(columns, splits.test, forecasts, ahead, windows)
+
+    def seeds(self, count: int = 3, refits: int = 3) -> pd.DataFrame:
+        """Say what luck does to its skill: other seeds, each refitted before each of `refits` parts of the test."""
+        columns, parts = self._columns(), folds(self.experiment.task, refits)
+        found = []
+        for seed in range(count):
+            one = vary(self.experiment, seed=seed)
+            judged = judge_folds(columns, parts, refit(one), one.model.name)
+            found.append({head: {self.series: judgement} for head, judgement in judged.items()})
+        return seed_spread(found)
+
+    def _columns(self) -> Series:
+        return from_klines(self.klines, self.experiment.task)
 
 
 @dataclass(frozen=True)
@@ -153,20 +253,51 @@ def sweep(
     folder: str | os.PathLike | None = None,
     data: Mapping[str, Bars] | None = None,
     quiet: bool = False,
+    runs: str | os.PathLike = "runs",
     **given,
 ) -> Run:
     """Train and judge a model for every series, and return the run; stopped at any moment, the same call goes on.
 
     preset: a name of `presets()`, the JSON file of an own one (as the `experiment.json` of a run), or an Experiment.
-    folder: of the run; by default named after the settings, so that a change begins a new run and a repeat finds the
-    old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any tables,
-    `{"load": frame}`, whose columns of numbers are all forecast unless `targets` names some; `files="bars/"` takes
-    those of files in any usual layout. given: settings by their flat name (symbols, intervals, start, end, epochs,
-    ...), and what says where it runs: executor, workers, minutes.
+    folder: of the run; by default one in `runs`, named after the settings, so that a change begins a new run and a
+    repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any
+    tables, `{"load": frame}`, whose columns of numbers are all forecast unless `targets` names some; they count as
+    settings. `files="bars/"` takes bars of files in any usual layout. given: settings by their flat name (symbols,
+    intervals, start, end, epochs, ...), and what says where it runs: executor, workers, minutes.
     `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
     place = {name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given}
+    experiment, own, bars = _settle(preset, data, given)
+    folder = Path(folder or Path(runs) / name_run(experiment, own))
+    if not quiet:
+        from cpbkit.views.live import live
+
+        place["on_progress"] = live(experiment, folder.name)
+    run_sweep(experiment, folder, klines=bars, **place)
+    return Run(folder, trust_code=True)  # its own parts are those that were just named
+
+
+def find_run(
+    preset: str | os.PathLike | Experiment = "quick",
+    *,
+    data: Mapping[str, Bars] | None = None,
+    runs: str | os.PathLike = "runs",
+    **given,
+) -> Run | None:
+    """Open the run that `sweep` keeps for these settings, finished or not, and train nothing; None where there is none.
+
+    Takes what `sweep` takes. Errors: as those of its settings.
+    """
+    place = ("executor", "workers", "address", "gpus", "minutes", "quiet")
+    experiment, own, _ = _settle(preset, data, {name: value for name, value in given.items() if name not in place})
+    folder = Path(runs) / name_run(experiment, own)
+    return open_run(folder, trust_code=True) if (folder / "experiment.json").exists() else None
+
+
+def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):
+    """Return the experiment that is meant, the data that were given, and what gets its bars where none are fetched."""
+    own = {}
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if "search" in settings:
         settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
@@ -176,28 +307,21 @@ def sweep(
     if data is not None and tables:
         settings = _of_tables(data) | settings | {"source": "table", "series": tuple(data), "symbols": tuple(data)}
         columns = settings["features"], settings["targets"]
-        place["klines"] = lambda *_: {name: from_table(name, table, *columns) for name, table in data.items()}
+        own = {name: from_table(name, table, *columns) for name, table in data.items()}
     elif data is not None:
         days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
-        bars = from_frames(data, **days)
-        pairs = [split_name(name) for name in bars]
+        own = from_frames(data, **days)
+        pairs = [split_name(name) for name in own]
         settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
-        settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(bars)}
-        place["klines"] = lambda *_: bars
+        settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(own)}
     if "targets" in settings:
         settings.setdefault("target_weights", (1.0,) * len(settings["targets"]))
     base = preset if isinstance(preset, Experiment) else find_preset(preset)
     experiment = vary(base, **settings)
     if experiment.data.source == "files":
         found = open_files(experiment)
-        experiment, place["klines"] = found.settle(experiment), partial(load_klines, found=found)
-    folder = Path(folder or Path("runs") / name_run(experiment))
-    if not quiet:
-        from cpbkit.views.live import live
-
-        place["on_progress"] = live(experiment, folder.name)
-    run_sweep(experiment, folder, **place)
-    return Run(folder, trust_code=True)  # its own parts are those that were just named
+        return found.settle(experiment), own, partial(load_klines, found=found)
+    return experiment, own, None if data is None else lambda *_: own
 
 
 def is_bars(data: object) -> bool:
@@ -216,9 +340,15 @@ def _of_tables(data: Mapping[str, pd.DataFrame]) -> dict:
     }
 
 
-def name_run(experiment: Experiment) -> str:
-    """Name a run after its settings: `quick-3f2a91`; any change gives another name."""
-    return f"{experiment.preset}-{hashlib.sha256(to_json(experiment).encode()).hexdigest()[:6]}"
+def name_run(experiment: Experiment, own: Mapping[str, Klines | Series] | None = None) -> str:
+    """Name a run after its settings and the data that were given: `quick-3f2a91`; any change gives another name."""
+    digest = hashlib.sha256(to_json(experiment).encode())
+    for one in (own or {}).values():
+        if isinstance(one, Series):
+            digest.update(data_sha256(one).encode())
+        else:
+            digest.update(pd.util.hash_pandas_object(one.frame).to_numpy().tobytes())
+    return f"{experiment.preset}-{digest.hexdigest()[:6]}"
 
 
 def open_run(folder: str | os.PathLike, trust_code: bool = False) -> Run:

@@ -224,3 +224,14 @@ def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
         run["grid"].forecast("grid.csv")
     with pytest.raises(UnknownName, match="column"):
         cpb.sweep("quick", data={"grid": table}, targets=["lod"], folder=tmp_path / "other", quiet=True)
+
+
+def test_the_same_settings_find_a_run_and_others_do_not(tmp_path):
+    table = pd.DataFrame({"load": np.random.default_rng(0).standard_normal(400)})
+    settings = {"context": 4, "horizon": 1, "width": 2, "epochs": 1, "steps": 2, "runs": tmp_path / "runs"}
+    assert cpb.find_run("quick", data={"grid": table}, **settings) is None and not (tmp_path / "runs").exists()
+    run = cpb.sweep("quick", data={"grid": table}, executor="local", quiet=True, **settings)
+    found = cpb.find_run("quick", data={"grid": table}, executor="local", quiet=True, **settings)
+    assert found.folder == run.folder and found.results == run.results
+    assert cpb.find_run("quick", data={"grid": table}, **settings | {"epochs": 2}) is None
+    assert cpb.find_run("quick", data={"grid": table + 1}, **settings) is None, "other data are another run"

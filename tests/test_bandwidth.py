@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from cpbkit.errors import CpbkitError, DataError, UnknownName
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.models import zoo
 from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.planted import tell_changes
 from cpbkit.runs.worker import Result, Unit, work
 from cpbkit.training.loop import Fit, fit
 from cpbkit.training.stack import Stack
@@ -239,3 +241,15 @@ def test_with_scaled_targets_it_learns_and_without_it_cannot():
     assert judged["r2"] > 0.5 and judged["r2"] > judged["r2_persistence"] + 0.05
     assert raw["persistence"]["train"] > 1e10  # as S4 saw it
     assert stuck["r2"] == pytest.approx(stuck["r2_persistence"], abs=0.01)
+
+
+def test_what_the_changes_did_is_said_from_the_trials():
+    r2 = {"none": 0.1, "all": 0.8} | {f"{name} alone": 0.2 for name in BANDWIDTH_CHANGES}
+    r2 |= {f"all but {name}": 0.7 for name in BANDWIDTH_CHANGES}
+    r2 |= {"all but a scaled target": None, "a scaled target alone": 0.4, "all but a smaller batch": 0.9}
+    told = tell_changes(pd.DataFrame({"trial": list(r2), "r2": list(r2.values())}))
+    assert told == [
+        "R2 is 0.10 before the eight changes and 0.80 after them.",
+        "It diverges without a scaled target; that change alone gives 0.40.",
+        "It is higher without a smaller batch.",
+    ]

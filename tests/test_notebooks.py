@@ -2,13 +2,16 @@
 
 import ast
 import configparser
+import datetime as dt
 import json
 import re
 import sys
 import textwrap
 
 import pytest
+from archive_server import make_rows, serving
 from conftest import ROOT
+from hub_server import serve_hub
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SETTINGS = configparser.ConfigParser()
@@ -45,10 +48,22 @@ SMALL = {
     "03_smoke_test": ("end, epochs, trial_epochs, trial_steps = '2025-01-20', 2, 1, 5", 2),
     "04_sweep": ("source, start, end, epochs = 'synthetic', '2025-01-01', '2025-01-14', 1", 2),
     "05_verdict": (
-        "source, start, end, epochs, twins, refits, seeds = 'synthetic', '2025-01-01', '2025-01-31', 1, 2, 2, 2",
-        4,
+        """
+        source, symbols, intervals = "synthetic", ("BTCUSDT", "ETHUSDT"), ("1h",)
+        start, end, epochs, epochs_again, twins, refits, seeds = "2025-01-01", "2025-01-31", 1, 1, 2, 2, 2
+        """,
+        5,
     ),
+    "06_publish": (
+        """
+        symbols, intervals, start, end = ("BTCUSDT", "ETHUSDT"), ("1h",), "2025-01-01", "2025-01-20"
+        epochs, repo = 1, "me/forty"
+        """,
+        1,
+    ),
+    "07_own_data": ("rows, epochs, context, horizon = 1500, 1, 8, 2", 2),
 }
+SHARED = "preset source symbols start epochs runs".split()  # what 04, 05 and 06 must agree in, to find one run
 
 
 def badges(name):
@@ -91,6 +106,9 @@ def python_of(source):
 
 
 def nodes_of(source, *kinds):
+    """Return what the code of a cell holds; a cell that writes a file shows what a person would bring."""
+    if source.startswith("%%writefile"):
+        return []
     return [node for node in ast.walk(ast.parse(python_of(source))) if isinstance(node, kinds)]
 
 
@@ -107,6 +125,8 @@ def test_cells_come_in_order(path):
     words, code = cells_of(path, "markdown"), cells_of(path, "code")
     assert re.match(rf"# {path.name[:2]} · \S", words[0]) and badges(path.name) in words[0]
     assert re.search(r"\?$", words[0], flags=re.MULTILINE), "it asks its question"
+    opening = words[0].splitlines()[-1]
+    assert re.fullmatch(r"Run all · minutes on a T4 not measured · you get \S.+", opening), "it says what one gets"
     assert code[0] == INSTALL.strip()
     assert all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(python_of(code[1])).body)
     assert code[2].startswith("# Parameters\n")
@@ -125,6 +145,12 @@ def test_it_is_thin(path):
 def test_it_imports_only_at_the_top(path):
     for source in cells_of(path, "code")[2:]:
         assert not nodes_of(source, ast.Import, ast.ImportFrom), source
+
+
+def test_one_run_is_found_by_the_parameters_that_made_it():
+    cells = [cells_of(path, "code")[2] for path in NOTEBOOKS if path.stem[:2] in ("04", "05", "06")]
+    lines = [[line for line in cell.split("\n") if line.split(" ")[0].rstrip(",") in SHARED] for cell in cells]
+    assert len(lines[0]) == len(SHARED) and lines[0] == lines[1] == lines[2]
 
 
 def test_names_are_a_number_and_a_noun():
@@ -172,12 +198,31 @@ def test_the_install_cell_does_nothing_elsewhere(monkeypatch):
         exec(re.sub(r"%pip.*", "raise AssertionError", INSTALL), {})
 
 
+@pytest.fixture
+def venue_and_hub(monkeypatch, tmp_path_factory):
+    """Bars up to this hour and a Hub, both on loopback: what is synthetic is neither fetched nor published."""
+    now = dt.datetime.now(dt.timezone.utc).replace(minute=0, second=0, microsecond=0)
+    month, hour = (f"{now - dt.timedelta(days=days):%Y-%m-%dT%H:%M}" for days in (40, 0))
+    with serving(today=f"{now:%Y-%m-%d}") as server, serve_hub() as (hub, address):
+        for seed, symbol in enumerate(("BTCUSDT", "ETHUSDT")):
+            rows = make_rows("1h", "2025-01-01", "2025-01-22", seed=seed)
+            server.rows["spot", symbol, "1h"] = rows + make_rows("1h", month, hour, seed=seed)
+        settings = {"CPBKIT_ARCHIVE_URL": server.url, "CPBKIT_REST_URL": server.rest_url, "HF_ENDPOINT": address}
+        settings |= {"HF_TOKEN": "hf_loopback", "HF_HOME": tmp_path_factory.mktemp("hub"), "HF_HUB_DISABLE_XET": "1"}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, str(value))
+        yield hub
+        assert hub.repos["model", "me/forty"]["private"]
+
+
 @pytest.mark.slow
 @each_notebook
-def test_it_runs_on_a_cpu(path, tmp_path, monkeypatch):
+def test_it_runs_on_a_cpu(path, tmp_path, monkeypatch, request):
     import nbclient
     import nbformat
 
+    if path.stem == "06_publish":
+        request.getfixturevalue("venue_and_hub")
     parameters, figures = SMALL[path.stem]
     notebook = nbformat.read(path, as_version=4)
     place = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("# Parameters"))

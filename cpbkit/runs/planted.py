@@ -1,6 +1,7 @@
 """Known leaks and sicknesses, planted one by one: does the audit see them, and the health table?"""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -9,12 +10,13 @@ import pandas as pd
 import torch
 from torch import nn
 
-from cpbkit.config.experiment import Model, Task, vary
-from cpbkit.config.presets import PRESETS
-from cpbkit.data.synthetic import make_market
+from cpbkit.config.experiment import Experiment, Model, Task, vary
+from cpbkit.config.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
+from cpbkit.data.synthetic import make_market, make_network_trace, predictable_series
 from cpbkit.evaluation.leakage import Finding, Pipeline, autoregression, check_future, check_splits, whole_way
-from cpbkit.runs.table import train_and_judge
-from cpbkit.windows.series import Series, from_klines
+from cpbkit.evaluation.verdicts import judgements, verdicts
+from cpbkit.runs.table import compare, train_and_judge
+from cpbkit.windows.series import Series, from_klines, from_table
 from cpbkit.windows.splits import Splits, split
 
 PLANTED = {  # settings of the models that are made sick
@@ -119,3 +121,44 @@ def plant_sicknesses() -> list[Finding]:
     wrong = [check for check in checks if check.verdict != "OK"]
     text = "; ".join(f"{check.check}: {check.evidence}" for check in wrong) or f"{len(checks)} checks are OK"
     return [*found, Finding("no sickness", "FAIL" if wrong else "OK", text)]
+
+
+def tell_found(experiment: Experiment, results: Iterable[Mapping]) -> list[str]:
+    """Say of each series of the seeded market what its model found, and whether there was anything to find."""
+    planted = predictable_series(experiment.data.symbols, experiment.data.intervals, experiment.data.seed)
+    told = {
+        (True, True): "a part of it is planted, and it is found",
+        (True, False): "a part of it is planted, and it is not found: train longer, on more bars",
+        (False, True): "nothing is planted, and yet something is found: look for a leak",
+        (False, False): "nothing is planted, and nothing is found",
+    }
+    return [
+        f"{name}, {head}: {verdict.word}; {told[name in planted, verdict.word == 'BEATS']}"
+        for head, group in judgements(results).items()
+        for name, verdict in verdicts(group).items()
+    ]
+
+
+def compare_changes(epochs: int, steps: int) -> pd.DataFrame:
+    """Train the bandwidth preset with each of its eight changes alone, and with all but each, on a made-up trace.
+
+    Returns a row per trial, as `compare`.
+    """
+    bandwidth = vary(PRESETS["bandwidth"], epochs=epochs, steps=steps)
+    trace = make_network_trace(seed=0, rows=12_000)
+    columns = from_table("trace", trace, bandwidth.task.features, bandwidth.task.targets)
+    return compare(one_change_each(bandwidth, BANDWIDTH_CHANGES), columns)
+
+
+def tell_changes(trials: pd.DataFrame) -> list[str]:
+    """Say which change matters most in `compare_changes`, and which ones the result is better without."""
+    r2 = trials.set_index("trial")["r2"].astype(float).fillna(-math.inf)  # a diverged trial has none
+    without = {name: r2[f"all but {name}"] for name in BANDWIDTH_CHANGES}
+    most = min(without, key=without.__getitem__)
+    better = [name for name, reached in without.items() if reached > r2["all"]]
+    low = f"falls most, to {without[most]:.2f}," if math.isfinite(without[most]) else "diverges"
+    return [
+        f"R2 is {r2['none']:.2f} before the eight changes and {r2['all']:.2f} after them.",
+        f"It {low} without {most}; that change alone gives {r2[f'{most} alone']:.2f}.",
+        f"It is higher without {', '.join(better)}." if better else "It is higher without none of them.",
+    ]
