@@ -19,7 +19,7 @@ from archive_server import make_rows, milliseconds, serving
 from click.testing import CliRunner
 from conftest import ROOT
 from test_report import write_run
-from test_views import EXPERIMENT, made_up_results
+from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
 from cpbkit.cli.command import Commands, experiment_of, last_months
 from cpbkit.cli.main import cpbkit
@@ -30,6 +30,7 @@ from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, UnknownName
 from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.leakage import Finding
+from cpbkit.runs.folder import RunFolder
 
 
 def run(*arguments, cli=cpbkit):
@@ -444,6 +445,24 @@ def test_verdict_rows_fit_the_terminal_and_what_they_hold_is_explained(judged, m
     assert (" p " in head or head.endswith(" p")) == ("p: of the difference" in shown)
 
 
+def test_status_says_how_far_a_run_is_that_stopped_or_goes_on(tmp_path):
+    folder = write_run(tmp_path / "run", made_up_results(stop=30))
+    stopped, *trouble = run("status", folder).output.splitlines()
+    missing = ", ".join(EXPERIMENT.series[30:36])
+    assert f"30 of 40 done, 75 %, stopped without {missing} and 4 more. The command that started it goes on" in stopped
+    sick, failed = EXPERIMENT.series[SICK], EXPERIMENT.series[FAILED]
+    assert trouble == [f"{sick} sick: nan at epoch 7 in <b>decoder & co</b> $x_1$", f"{failed} failed: too few bars"]
+    at = {"total": 40, "share": 0.8123, "seconds_left": 112.0, "at_most": True, "samples_per_second": 11_800.0}
+    with RunFolder(folder).writing(EXPERIMENT) as held:
+        held.tell({"stage": "training, epoch 7", **at})
+        shown = run("status", folder).output
+        assert "30 of 40 done, 81 %, at most 1 m 52 s left, 11.8 k samples/s, training, epoch 7 (process" in shown
+        told = json.loads((folder / "progress/status.json").read_text())
+        (folder / "progress/status.json").write_text(json.dumps(told | {"at": told["at"] - 125}))
+        assert "samples/s, nothing new for 2 m 05 s, training, epoch 7 (process" in run("status", folder).output
+    assert "stopped without" in run("status", folder).output
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A run of two series, made by the command itself."""
@@ -475,6 +494,8 @@ def test_sweep_ends_with_the_verdicts(swept):
     folder, shown = swept
     assert shown.exit_code == 0, shown.output
     assert "BTCUSDT_1h" in shown.output and "of 2 beat" in shown.output
+    spent = [line for line in shown.output.splitlines() if re.match(r"(Time|in workers): \w+ \d+\.\d s", line)]
+    assert len(spent) == 2 and " training " in spent[0] and " epochs " in spent[1]
     assert shown.output.splitlines()[-1] == f"Report: {folder / 'report.html'}" and (folder / "report.html").exists()
     told = json.loads(run("verdict", folder, "--json").output)
     assert {row["series"] for row in told["verdicts"]} == {"BTCUSDT_1h", "ETHUSDT_1h"} and not told["trouble"]

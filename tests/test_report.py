@@ -128,6 +128,7 @@ def test_everything_of_the_folder_is_on_the_page(page):
     assert settings["horizon"] == "4" and settings["learning_rate"] == "0.003" and settings["intervals"] == "15m, 1h"
     passports = {row[0]: row for row in page.table("series", "files", "first")}
     assert list(passports) == [label(name) for name in EXPERIMENT.series]
+    assert "listed after the start that was asked for" in page.text
     assert passports["LTC 1h"][4:8] == ["2,928", "2,917", "2", "10"]
     gaps = page.table("first missing bar, UTC")
     assert gaps[0][:4] == ["2023-03-24 13:00", "2023-03-24 13:00", "1", "spot matching-engine outage of 2023-03-24"]
@@ -138,6 +139,15 @@ def test_everything_of_the_folder_is_on_the_page(page):
     sick = page.table("series", "check")
     assert [row[0] for row in sick if row[2] == "SICK"] == [label(EXPERIMENT.series[k]) for k in (SICK, FAILED)]
     assert "GPU memory, GB" in page.text and "reserved 1.70" in page.text
+
+
+def test_the_settings_are_those_that_the_plan_settled(tmp_path):
+    folder = write_run(tmp_path / "run", made_up_results(stop=2), monitor=False)
+    (folder / "progress").mkdir()
+    (folder / "progress/plan.json").write_text(json.dumps({"steps": 77, "epochs": 9, "patience": 3}))
+    settings = dict(row for table in Page(write_report(folder)).tables for row in table if len(row) == 2)
+    assert (settings["steps"], settings["epochs"], settings["patience"]) == ("77", "9", "3")
+    assert settings["learning_rate"] == "0.003"
 
 
 def test_text_is_escaped(path):
