@@ -157,18 +157,19 @@ class Run:
         return trained.forecast(models, trained.newest_bars(models, now) if bars is None else bars, now)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdicts:
     """The verdict of each model, the best first; shown as a styled table in a notebook."""
 
     table: pd.DataFrame
     headlines: tuple[str, ...]  # one for each head
-    results: list[dict] = field(repr=False, default_factory=list)  # the ledger that they were read from
+    results: list[dict] = field(default_factory=list)  # the ledger that they were read from
 
     @property
     def best(self) -> str:
-        """The series of the highest skill of the first head."""
-        return self.table["series"].iloc[0]
+        """The series of the highest skill among those that are BEATS, or of all where none is; of the first head."""
+        sure = self.table[self.table["verdict"] == "BEATS"]  # few bars give a high skill by chance, which TIES
+        return (self.table if sure.empty else sure)["series"].iloc[0]
 
     def plot(self):
         """Return the picture of all skills with their intervals."""
@@ -186,6 +187,8 @@ class Verdicts:
 
     def __str__(self) -> str:
         return "\n".join([self.table.to_string(index=False), *self.headlines])
+
+    __repr__ = __str__  # what a notebook without HTML shows
 
     def _repr_html_(self) -> str:
         from cpbkit.views.tables import verdict_html

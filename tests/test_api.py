@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import cpbkit as cpb
+from cpbkit.api import Verdicts
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
@@ -235,3 +236,9 @@ def test_the_same_settings_find_a_run_and_others_do_not(tmp_path):
     assert found.folder == run.folder and found.results == run.results
     assert cpb.find_run("quick", data={"grid": table}, **settings | {"epochs": 2}) is None
     assert cpb.find_run("quick", data={"grid": table + 1}, **settings) is None, "other data are another run"
+
+
+def test_the_best_model_is_one_that_is_sure():
+    table = pd.DataFrame({"series": ["A_1h", "B_1h", "C_1h"], "verdict": ["TIES", "BEATS", "BEATS"]})
+    assert Verdicts(table, ()).best == "B_1h"
+    assert Verdicts(table[:1], ()).best == "A_1h"
