@@ -75,10 +75,13 @@ class Run:
     def __getitem__(self, series: str) -> TrainedModel:
         """Return the trained model of a series. Errors: UnknownName, RunError where it has none."""
         check_name("series", series, self.series)
-        path = self.folder / "models" / f"{series}.safetensors"
-        if not path.exists():
+        content = self._folder.model(series)
+        if content is None:
             raise RunError(f"{self.folder} has no model of {series} yet; {self!r}")
-        return TrainedModel.read(path.read_bytes(), meanings(self.results).get(series, ""), self._trust_code)
+        try:
+            return TrainedModel.read(content, meanings(self.results).get(series, ""), self._trust_code)
+        except RunError as error:
+            raise RunError(f"the model of {series} in {self.folder} cannot be used: {error}") from None
 
     def verdicts(self) -> "Verdicts":
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""

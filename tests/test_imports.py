@@ -10,8 +10,8 @@ from conftest import ROOT
 
 # The rooms, from the ground up: a module imports from its own room and from those that stand before it, never after.
 ROOMS = (
-    "texts errors atomic quantities hardware config data indicators windows models training evaluation gpu_check runs "
-    "views hub bench api serve cli __main__"
+    "texts errors atomic foreign quantities hardware config data indicators windows models training evaluation "
+    "gpu_check runs views hub bench api serve cli __main__"
 ).split()
 ONLY_IMPORTER = {"matplotlib": "cpbkit.views", "ipywidgets": "cpbkit.views"}
 

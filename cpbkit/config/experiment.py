@@ -9,7 +9,9 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args, get_origin
 
+from cpbkit import foreign
 from cpbkit.config.own import is_own
 from cpbkit.errors import CpbkitError, UnknownName, check_name
 
@@ -228,7 +230,7 @@ def from_json(text: str) -> Experiment:
 
     A part or setting that is left out has its default, so that an own preset can be a short file.
     """
-    return from_dict(json.loads(text))
+    return from_dict(foreign.parse(text, dict))
 
 
 def read_experiment(path: str | os.PathLike) -> Experiment:
@@ -238,7 +240,7 @@ def read_experiment(path: str | os.PathLike) -> Experiment:
     """
     try:
         return from_json(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (foreign.Damaged, ValueError) as error:
         raise CpbkitError(
             f"{path} must be an experiment as JSON, such as the experiment.json of a run; {error}"
         ) from None
@@ -249,12 +251,22 @@ def from_dict(raw: dict) -> Experiment:
     for key in raw:
         check_name("part of an experiment", key, ("preset", *PARTS))
     parts = {}
+    foreign.check(raw, {"preset?": str, **{f"{name}?": dict for name in PARTS}})
     for name, cls in PARTS.items():
-        known = {f.name for f in dataclasses.fields(cls)}
-        for key in raw.get(name, {}):
+        known = {f.name: f.type for f in dataclasses.fields(cls)}
+        for key, value in raw.get(name, {}).items():
             check_name(f"setting of {name}", key, known)
+            foreign.check(value, _form(known[key]), key)
         parts[name] = cls(**{key: _tuples(value) for key, value in raw.get(name, {}).items()})
     return Experiment(preset=raw.get("preset", "own"), **parts)
+
+
+def _form(kind: type) -> object:
+    """Return the form, as `foreign.check` takes it, of a setting of this type."""
+    if get_origin(kind) is not tuple:
+        return kind
+    items = get_args(kind)
+    return [_form(items[0])] if items[-1] is Ellipsis else tuple(map(_form, items))
 
 
 def _tuples(value):

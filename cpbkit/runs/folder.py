@@ -1,19 +1,33 @@
-"""The run folder: settings, ledger, models and checkpoints, each file whole or absent."""
+"""The run folder: settings, ledger, models and checkpoints, each file whole or absent.
 
+Settings and ledger are vital; whatever else is lost or damaged counts as never written, which is logged.
+"""
+
+import contextlib
+import io
 import json
+import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import filelock
 
-from cpbkit import __version__, atomic
+from cpbkit import __version__, atomic, foreign
 from cpbkit.config.experiment import Experiment, difference, from_json, to_json, vary
-from cpbkit.errors import RunError
+from cpbkit.errors import CpbkitError, RunError
+from cpbkit.foreign import Damaged
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +36,37 @@ EXPERIMENT, LEDGER, ABOUT = "experiment.json", "results.jsonl", "about.json"
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
 OUT_OF_TIME = "the time is up"  # why a model stopped that a budget did not let finish
 SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
-PLAN, STATUS = "progress/plan.json", "progress/status.json"
+PLAN, STATUS, LOCK, HOLDER = "progress/plan.json", "progress/status.json", ".lock", ".holder.json"
+PARTS = ("models", "losses", "progress")  # folders
+NAME = re.compile(r"\w{1,90}")  # of a series, which becomes that of files
+LARGE = 1 << 28  # bytes of a model or monitor at most
+CHECKPOINT_SIZE = 1 << 36
+
+log = logging.getLogger(__name__)
+
+# What is read of each document, as `foreign.check` takes it; a run of an earlier version may lack what ends in "?".
+LINE_FORM = {
+    **{"series": str, "status": str, "reason?": str, "test": dict, "synthetic?": bool, "seconds?": float},
+    **{"curve?": dict, "windows?": dict, "dates?": dict, "passport?": dict, "intervals?": dict, "epochs?": int},
+    **{"persistence?": dict, "mean?": dict, "parameters?": int, "best_epoch?": int, "mode?": str},
+}
+PLAN_FORM = {
+    **{"units": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
+    **{"seconds?": float, "reason?": str, "stacked?": bool},
+}
+STATUS_FORM = {"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float}
+HOLDER_FORM = {"pid": int, "host": str, "since": float}
+ABOUT_FORM = {"command?": str, "date?": str, "commit?": str, "machine?": dict, "versions?": dict, "starts?": [dict]}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the ledger as it lies on the disk."""
+
+    number: int  # the first is 1
+    raw: bytes
+    result: dict | None  # None where it is damaged
+    damage: str = ""
 
 
 def tell_stopped(results: Sequence[Mapping]) -> str:
@@ -38,26 +82,64 @@ class RunFolder:
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
+        self._said: set[str] = set()  # of what is damaged, each once
 
     @property
     def experiment(self) -> Experiment:
         """Read the settings. Errors: RunError where there is no run or it cannot be read."""
         path = self.folder / EXPERIMENT
         try:
-            return from_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(
-                f"{self.folder} is no run folder: it has no {EXPERIMENT}. Start one with `cpbkit sweep`"
-            ) from None
-        except (ValueError, KeyError, TypeError) as error:
+            content = foreign.read_bytes(self.folder, EXPERIMENT)
+            if content is None:
+                raise RunError(
+                    f"{self.folder} is no run folder: it has no {EXPERIMENT}. Start one with `cpbkit sweep`"
+                ) from None
+            return from_json(content.decode())
+        except RunError:
+            raise
+        except (CpbkitError, ValueError, TypeError) as error:
             raise RunError(f"{path} cannot be read as settings of cpbkit {__version__}: {error}") from error
 
     @property
     def settled(self) -> Experiment:
         """Read the settings as the models are trained, with what the plan decided. Errors: RunError as above."""
-        path = self.folder / PLAN
-        plan = json.loads(path.read_text()) if path.exists() else {}
+        plan = self.plan() or {}
         return vary(self.experiment, **{name: plan[name] for name in SETTLED if name in plan})
+
+    def plan(self) -> dict | None:
+        """Read how the series are shared out; None before that is known, and where it is known no more."""
+        try:
+            content = foreign.read_bytes(self.folder, PLAN)
+            plan = None if content is None else foreign.parse(content, PLAN_FORM)
+            if plan is not None:
+                self._check_plan(plan)
+        except Damaged as error:
+            return self._give_up(PLAN, error)
+        return plan
+
+    def _check_plan(self, plan: dict) -> None:
+        if min(plan["steps"], plan["epochs"], plan["patience"], len(plan["devices"])) < 1:
+            raise Damaged("its steps, epochs, patience and devices must be at least 1")
+        names, known = [name for unit in plan["units"] for name in unit], set(self.experiment.series)
+        if len(set(names)) < len(names) or not all(plan["units"]) or not known.issuperset(names):
+            raise Damaged("its units must hold series of this run, each once")
+
+    def _give_up(self, name: str, error: Damaged) -> None:
+        self._say(f"{self.folder / name} counts as lost: {error}. All results are kept")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text)
+
+    def _read(self, name: str, form: dict) -> dict:
+        """Read a document that is not vital; empty where there is none, or none that can be used."""
+        try:
+            content = foreign.read_bytes(self.folder, name)
+            return {} if content is None else foreign.parse(content, form)
+        except Damaged as error:
+            self._give_up(name, error)
+            return {}
 
     @contextmanager
     def writing(self, experiment: Experiment) -> Iterator["RunFolder"]:
@@ -66,12 +148,13 @@ class RunFolder:
         Errors: RunError when another sweep holds it, or when it belongs to other settings; OSError from the disk.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock, holder = filelock.FileLock(self.folder / ".lock"), self.folder / ".holder.json"
+        self._refuse_links()
+        lock, holder = filelock.FileLock(self.folder / LOCK), self.folder / HOLDER
         try:
             lock.acquire(timeout=1)  # `cpbkit status` takes it for an instant
         except filelock.Timeout:
             raise RunError(
-                f"another sweep writes to {self.folder}: {_describe(holder)}. Wait for it, or stop it"
+                f"another sweep writes to {self.folder}: {self._describe()}. Wait for it, or stop it"
             ) from None
         try:
             atomic.write_bytes(
@@ -88,7 +171,7 @@ class RunFolder:
                     )
             else:
                 atomic.write_bytes(self.folder / EXPERIMENT, to_json(experiment).encode())
-            for part in ("models", "losses", "progress"):
+            for part in PARTS:
                 (self.folder / part).mkdir(exist_ok=True)
             self._mend()
             yield self
@@ -96,32 +179,89 @@ class RunFolder:
             holder.unlink(missing_ok=True)
             lock.release()
 
+    def _refuse_links(self) -> None:
+        """Refuse to write through links, which may lead anywhere. Errors: RunError."""
+        for name in (*PARTS, "own", EXPERIMENT, LEDGER, LOCK):
+            try:
+                foreign.refuse_links(self.folder, name)
+            except Damaged as error:
+                raise RunError(f"{self.folder} cannot be written to: {error}. Take another folder") from None
+
     def holder(self) -> str:
-        """Say who writes to the folder now, or return an empty string."""
-        path = self.folder / ".lock"
-        if not path.exists():
-            return ""
-        lock = filelock.FileLock(path)
+        """Say who writes to the folder now, or return an empty string. Changes nothing in it."""
         try:
-            lock.acquire(blocking=False)
-        except filelock.Timeout:
-            return _describe(self.folder / ".holder.json")
-        lock.release()
-        return ""
+            foreign.refuse_links(self.folder, LOCK)
+            with open(self.folder / LOCK, "rb") as file:
+                return self._describe() if _is_locked(file) else ""
+        except (FileNotFoundError, PermissionError, Damaged):
+            return ""
+
+    def _describe(self) -> str:
+        told = self._read(HOLDER, HOLDER_FORM)
+        if not told:
+            return "it has not said who it is"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
+        return f"process {told['pid']} on {told['host']}, since {since}"
 
     def results(self) -> list[dict]:
-        """Read the ledger: a dict a finished series, in the order they ended."""
-        path = self.folder / LEDGER
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        """Read the ledger: a dict a finished series, in the order they ended; of two lines of one the later.
+
+        A damaged line is logged with its number. Errors: RunError where the ledger cannot be read at all.
+        """
+        found: dict[str, dict] = {}
+        for line in self.ledger():
+            if line.result is None:
+                self._say(f"{self.folder / LEDGER}, line {line.number}, counts as lost: {line.damage}")
+                continue
+            found.pop(line.result["series"], None)
+            found[line.result["series"]] = line.result
+        return list(found.values())
+
+    def ledger(self) -> Iterator[Line]:
+        """Read the ledger line by line. Half a line at the end, which a kill may leave, is none.
+
+        Errors: RunError where it cannot be read at all.
+        """
+        try:
+            with foreign.open_file(self.folder, LEDGER) as file:
+                yield from self._lines(file) if file else ()
+        except Damaged as error:
+            raise RunError(f"{self.folder / LEDGER}, the results of this run: {error}") from None
+
+    def _lines(self, file: BinaryIO) -> Iterator[Line]:
+        number = 0
+        while raw := file.readline(foreign.SIZE + 1):  # of a longer one the rest counts as the next
+            number += 1
+            try:
+                result = foreign.parse(raw, LINE_FORM)
+                if not NAME.fullmatch(result["series"]):
+                    raise Damaged(f"{result['series'][:40]!r} is no name of a series")
+            except Damaged as error:
+                if raw.strip() and (raw.endswith(b"\n") or len(raw) > foreign.SIZE):
+                    yield Line(number, raw, None, str(error))
+                continue
+            yield Line(number, raw.rstrip(b"\r\n") + b"\n", result)
 
     def _mend(self) -> None:
-        """Drop what a kill may have left: half a line at the end of the ledger, files that have no name yet."""
+        """Drop what a kill may have left, files that have no name yet and half a line, and set damaged lines aside."""
         for part in self.folder.rglob(".*.part"):
             part.unlink()
         path = self.folder / LEDGER
-        if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-            atomic.write_bytes(path, content[: content.rfind(b"\n") + 1])
+        if not path.exists():
+            return
+        before, lines = path.read_bytes(), list(self.ledger())
+        whole = b"".join(line.raw for line in lines if line.result is not None)
+        if whole == before:
+            return
+        if damaged := [line for line in lines if line.result is None]:
+            aside = self.folder / "progress" / f"{LEDGER}.damaged"
+            atomic.write_bytes(aside, before)
+            for line in damaged:
+                self._say(
+                    f"{path}, line {line.number}, counts as lost: {line.damage}. It lies in {aside.name} now, and its "
+                    "series is trained anew"
+                )
+        atomic.write_bytes(path, whole)
 
     def keep_sources(self, files: Iterable[Path]) -> None:
         """Keep the files of own parts beside what they made; they are never run from here."""
@@ -130,9 +270,18 @@ class RunFolder:
             atomic.write_bytes(self.folder / "own" / path.name, path.read_bytes())
 
     def losses(self, series: str) -> bytes | None:
-        """Read what `pooled` packed of a series, or None where there is nothing."""
-        path = self.folder / "losses" / f"{series}.npz"
-        return path.read_bytes() if path.exists() else None
+        """Read what `pooled` packed of a series, or None where there is nothing that can be read."""
+        return self._content(f"losses/{series}.npz")
+
+    def model(self, series: str) -> bytes | None:
+        """Read the file of a trained model, or None where there is none that can be read."""
+        return self._content(f"models/{series}.safetensors")
+
+    def _content(self, name: str, limit: int = LARGE) -> bytes | None:
+        try:
+            return foreign.read_bytes(self.folder, name, limit)
+        except Damaged as error:
+            return self._give_up(name, error)
 
     def finish(self, result: dict, model: bytes | None, losses: bytes | None = None) -> None:
         """Keep a finished series: its model and losses first, then its line in the ledger, flushed to disk."""
@@ -141,14 +290,33 @@ class RunFolder:
         if losses is not None:
             atomic.write_bytes(self.folder / "losses" / f"{result['series']}.npz", losses)
         line = json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n"
-        with open(self.folder / LEDGER, "ab") as ledger:
+        with atomic.named(self.folder / LEDGER), open(self.folder / LEDGER, "ab") as ledger:
             ledger.write(line.encode())
             ledger.flush()
             os.fsync(ledger.fileno())
 
-    def checkpoint(self, unit: str) -> Path:
-        """Return where the checkpoint of a unit of work lies."""
-        return self.folder / "progress" / f"{unit}.safetensors"
+    def checkpoint(self, unit: str) -> bytes | None:
+        """Read where a unit of work stands, or None where nothing says so."""
+        return self._content(f"progress/{unit}.safetensors", CHECKPOINT_SIZE)
+
+    def keep_checkpoint(self, unit: str, content: bytes | None) -> None:
+        """Keep where a unit of work stands; None drops it."""
+        path = self.folder / "progress" / f"{unit}.safetensors"
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            atomic.write_bytes(path, content)
+
+    def begin(self, about: dict) -> None:
+        """Keep on what a start of the sweep runs, beside the starts before it."""
+        before = self._read(ABOUT, ABOUT_FORM)
+        starts = before.pop("starts", [before] if before else [])
+        starts.append({name: about[name] for name in ("date", "commit", "command", "versions") if name in about})
+        atomic.write_bytes(self.folder / ABOUT, json.dumps(about | {"starts": starts}, indent=2).encode())
+
+    def about(self) -> dict:
+        """Read on what the last start ran, and `starts`, all of them; empty before the first."""
+        return self._read(ABOUT, ABOUT_FORM)
 
     def tell(self, status: dict) -> None:
         """Leave word for `cpbkit status` of what the sweep is doing."""
@@ -156,20 +324,33 @@ class RunFolder:
 
     def status(self) -> dict:
         """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before one."""
-        path = self.folder / STATUS
-        return json.loads(path.read_text()) if path.exists() else {}
+        return self._read(STATUS, STATUS_FORM)
 
     def monitor(self) -> "pd.DataFrame | None":
         """Read what was seen of memory and load over all starts; None before the first end."""
+        content = self._content(MONITOR)
+        if content is None:
+            return None
         import pandas as pd  # here, since `status` and others do without it
+        import pyarrow as pa
 
-        path = self.folder / MONITOR
-        return pd.read_parquet(path) if path.exists() else None
+        try:
+            frame = pd.read_parquet(io.BytesIO(content))
+            return frame.astype({"time": float, "device": str, "text": str})
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            return self._give_up(MONITOR, Damaged(str(error).splitlines()[0]))
+
+    def add_monitor(self, frame: "pd.DataFrame") -> None:
+        """Add what was seen since this start to what earlier ones saw."""
+        import pandas as pd
+
+        if (earlier := self.monitor()) is not None:
+            frame = pd.concat([earlier, frame.assign(time=frame["time"] + earlier["time"].max())], ignore_index=True)
+        atomic.write_bytes(self.folder / MONITOR, frame.to_parquet())
 
     def clock(self) -> dict[str, float]:
         """Return the seconds of each stage, over all starts of this run; `worker: ...` are inside "training"."""
-        path = self.folder / CLOCK
-        return json.loads(path.read_text()) if path.exists() else {}
+        return self._read(CLOCK, {"*": float})
 
     def add_clock(self, seconds: dict[str, float]) -> dict[str, float]:
         """Add the seconds of each stage to those of earlier starts of this run; return the sums."""
@@ -180,10 +361,17 @@ class RunFolder:
         return total
 
 
-def _describe(holder: Path) -> str:
+def _is_locked(file: io.BufferedReader) -> bool:
+    """Say whether another process holds the lock that an open file is; it need not be writable."""
+    if fcntl is None:
+        lock = filelock.FileLock(file.name)  # there it cannot be asked without being taken
+        with contextlib.suppress(filelock.Timeout, OSError):
+            lock.acquire(blocking=False)
+            lock.release()
+            return False
+        return True
     try:
-        told = json.loads(holder.read_text())
-    except (FileNotFoundError, ValueError):
-        return "it has not said who it is"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
-    return f"process {told['pid']} on {told['host']}, since {since}"
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the end of the file's life gives it back
+    except BlockingIOError:
+        return True
+    return False

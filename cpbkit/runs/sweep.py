@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-
-import pandas as pd
 
 from cpbkit import atomic
 from cpbkit.config import own
@@ -25,8 +24,8 @@ from cpbkit.hardware.monitor import Monitor
 from cpbkit.models import zoo
 from cpbkit.runs import executors
 from cpbkit.runs.clock import Clock
-from cpbkit.runs.folder import ABOUT, MONITOR, PLAN, RunFolder
-from cpbkit.runs.plan import Plan, find_places, make_plan
+from cpbkit.runs.folder import PLAN, RunFolder
+from cpbkit.runs.plan import Plan, find_places, make_plan, unit_name
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
 from cpbkit.texts import redact
@@ -34,6 +33,7 @@ from cpbkit.training import checkpoint
 from cpbkit.windows.series import Series, from_klines, from_trace
 from cpbkit.windows.splits import split
 
+log = logging.getLogger(__name__)
 STATUS_SECONDS = 1.0  # at most, while anything is heard, between two words left for `cpbkit status`
 
 
@@ -68,23 +68,51 @@ def sweep(
     state = State(experiment, len(experiment.series))
     with run.writing(experiment), Monitor() as state.watch:
         state.saved = _saved_shares(run)
-        for line in run.results():
-            state.add(line)
+        failed = _look_over(run, state)
         tell = _teller(run, state, on_progress)
         if state.missing:
             try:
-                about = {"command": redact(command), **provenance.describe()}
-                atomic.write_bytes(run.folder / ABOUT, json.dumps(about, indent=2).encode())
+                run.begin({"command": redact(command), **provenance.describe()})
                 run.keep_sources(map(own.source, experiment.own_parts))
                 place = _place(executor, workers, address, gpus)
-                _sweep(run, state, clock, tell, klines or load_klines, place, deadline)
+                _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed)
             finally:
-                _save_monitor(run, state.watch.frame())
+                run.add_monitor(state.watch.frame())
                 run.add_clock(clock.take())
                 _leave_word(run, state)
         else:
             tell("complete")
-    return state.results
+    return run.results()
+
+
+def _look_over(run: RunFolder, state: State) -> dict[str, dict]:
+    """Take up what is done; return the lines of series that failed, which are tried again.
+
+    A series whose model is lost or damaged is trained anew.
+    """
+    failed = {}
+    for line in run.results():
+        name = line["series"]
+        if line["status"] == "failed":
+            failed[name] = line
+            continue
+        if line["status"] == "done" and (damage := _find_damage(run, name)):
+            log.warning("the model of %s is trained anew: %s", name, damage)
+            state.watch.mark(f"the model of {name} is trained anew: {damage}")
+            continue
+        state.add(line)
+    return failed
+
+
+def _find_damage(run: RunFolder, series: str) -> str:
+    content = run.model(series)
+    if content is None:
+        return "its file is lost"
+    try:
+        checkpoint.load(content)
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 def preview(
@@ -145,7 +173,7 @@ def _place(executor: str, workers: int | None, address: str, gpus: float) -> Pla
     return Place(executor, 1 if executor == "local" else workers)
 
 
-def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
+def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> None:
     def note(text: str) -> None:
         """Tell what a person should know, and put it on the time line of the report."""
         state.watch.mark(text)
@@ -168,7 +196,11 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
         reasons = "\n  ".join(failed.values())
         raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
     for name in [name for name in state.missing if name in failed]:
-        _keep(run, state, {"series": name, "status": "failed", "reason": failed[name], "test": {}}, bars)
+        line = {"series": name, "status": "failed", "reason": failed[name], "test": {}}
+        if failed_before.get(name, {}).get("reason") == failed[name]:
+            state.add(failed_before[name])
+        else:
+            _keep(run, state, line, bars)
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
@@ -187,9 +219,9 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
                         if message.line["series"] not in state.ended:
                             _keep(run, state, message.line, bars, message.model, message.losses)
                     case Checkpoint():
-                        atomic.write_bytes(run.checkpoint(message.unit), message.content)
+                        run.keep_checkpoint(message.unit, message.content)
                     case Shrunk():
-                        run.checkpoint(message.unit).unlink(missing_ok=True)
+                        run.keep_checkpoint(message.unit, None)
                         kept = [names for name, names in plan.named_units().items() if name != message.unit]
                         plan = replace(plan, units=[*kept, *message.units])
                         _write_plan(run, plan)
@@ -202,7 +234,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline) -> None:
                             clock.add(f"worker: {stage}", seconds)
                 tell(state.stage)
     for name in plan.named_units():
-        run.checkpoint(name).unlink(missing_ok=True)
+        run.keep_checkpoint(name, None)
     if incomplete:
         raise incomplete
 
@@ -247,19 +279,18 @@ def prepare(
 
 def _units(run: RunFolder, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
-    here = {unit: names for unit, names in plan.named_units().items() if series.keys() >= set(names)}
+    here = [[name for name in names if name in series] for names in plan.units]
     missing = set(state.missing)
-    named = {unit: names for unit, names in here.items() if missing & set(names)}
+    named = {unit_name(names): names for names in here if missing & set(names)}
     experiment, units = run.settled, []
     for i, (name, names) in enumerate(named.items()):
-        saved = run.checkpoint(name)
         units.append(
             Unit(
                 name,
                 experiment,
                 tuple(series[n] for n in names),
                 device=plan.devices[0],
-                checkpoint=saved.read_bytes() if saved.exists() else None,
+                checkpoint=run.checkpoint(name),
                 deadline=deadline,
                 turns=math.ceil((len(named) - i) / len(plan.devices)),
             )
@@ -314,33 +345,20 @@ def _keep(
 
 
 def _read_plan(run: RunFolder) -> Plan | None:
-    """Return the plan this run started with."""
-    path = run.folder / PLAN
-    if not path.exists():
-        return None
-    try:
-        return Plan(**json.loads(path.read_text()))
-    except TypeError as error:
-        raise RunError(f"{path} must be a plan of this version of cpbkit; {error}. Take another folder") from None
+    """Return the plan this run started with, without what another version may have added."""
+    known = {f.name for f in dataclasses.fields(Plan)}
+    plan = run.plan()
+    return None if plan is None else Plan(**{name: value for name, value in plan.items() if name in known})
 
 
 def _saved_shares(run: RunFolder) -> dict[str, float]:
     """Return how far the checkpoints of an earlier start have brought each series of their units."""
     plan, shares = _read_plan(run), {}
     for unit, names in plan.named_units().items() if plan else ():
-        if (saved := run.checkpoint(unit)).exists():
+        if saved := run.checkpoint(unit):
             shares |= dict.fromkeys(names, checkpoint.read_share(saved, plan.steps, plan.epochs))
     return shares
 
 
 def _write_plan(run: RunFolder, plan: Plan) -> None:
     atomic.write_bytes(run.folder / PLAN, json.dumps(dataclasses.asdict(plan), indent=2).encode())
-
-
-def _save_monitor(run: RunFolder, frame: pd.DataFrame) -> None:
-    """Add the samples since this start to those of earlier ones."""
-    path = run.folder / MONITOR
-    if path.exists():
-        earlier = pd.read_parquet(path)
-        frame = pd.concat([earlier, frame.assign(time=frame["time"] + earlier["time"].max())], ignore_index=True)
-    atomic.write_bytes(path, frame.to_parquet())

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from cpbkit import foreign
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, Task, from_dict
 from cpbkit.data import binance, files, synthetic
@@ -22,6 +23,10 @@ from cpbkit.training import checkpoint
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.series import Series, from_klines, from_table, from_trace
 
+ABOUT = {  # of a model file, as `foreign.check` takes it
+    **{"series": str, "experiment": dict, "synthetic": bool, "scaler": dict},
+    **{"intervals?": {"*": dict}, "own?": {"*": str}},
+}
 LARGEST, DEEPEST = 16_384, 64  # sizes and layers of a network that is read from a file
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
 Bars = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
@@ -86,11 +91,12 @@ class TrainedModel:
         Errors: RunError for bytes that are no model of the kit, and for own parts that have changed since the
         training; CpbkitError for own parts without consent.
         """
-        weights, about = checkpoint.load(content)
+        weights, about = checkpoint.load(content, ABOUT)
         try:
             experiment = from_dict(about["experiment"])
-            own.require_consent(experiment.own_parts, trust_code, f"the model of {about['series']}")
-            for name, known in about.get("own", {}).items():
+            named = about.get("own", {})  # what the settings leave out would run code as well
+            own.require_consent([*experiment.own_parts, *named], trust_code, f"the model of {about['series']}")
+            for name, known in named.items():
                 if own.fingerprint(name) != known:
                     raise RunError(f"the source of {name} is not that of the training any more; put that one back")
             _check_weights(experiment, weights)
@@ -116,7 +122,7 @@ class TrainedModel:
                 about["synthetic"],
                 {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256")},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (foreign.Damaged, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"these bytes are no model of cpbkit: {error}") from error
 
     def forecast(self, klines: Bars | None = None, now: pd.Timestamp | None = None) -> Forecast:

@@ -12,8 +12,8 @@ import torch
 
 from cpbkit import __version__
 from cpbkit.config import own
-from cpbkit.config.experiment import Experiment
-from cpbkit.errors import CpbkitError
+from cpbkit.config.experiment import Experiment, to_json
+from cpbkit.errors import CpbkitError, RunError
 from cpbkit.evaluation.conformal import judge_intervals
 from cpbkit.evaluation.pooled import losses_of, to_bytes
 from cpbkit.evaluation.verdicts import evidence, judge
@@ -39,6 +39,7 @@ from cpbkit.windows.windows import Windows
 PROGRESS_SECONDS = 0.5  # between two progress messages
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints at the least
 TRAINED_SHARE = 0.95  # of a unit's time after which its models leave, to be judged in the rest
+SETTINGS = "settings"  # beside the series in what a checkpoint is known by; no series is named so
 CHECKPOINT_SHARE = 0.01  # of the time that checkpoints may take
 
 
@@ -142,13 +143,19 @@ def _work(unit: Unit) -> Iterator[Message]:
     with clock("build"):
         windows, stack = assemble(experiment, unit.series, unit.device)
         data = {series.name: data_sha256(series) for series in unit.series}
-        resumed = unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, data)
+        known = data | {SETTINGS: hashlib.sha256(to_json(experiment).encode()).hexdigest()}
+        resumed, why = None, "it is of other bars or settings than are there now"
+        try:
+            resumed = unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, known)
+        except RunError as error:
+            why = str(error)
+            windows, stack = assemble(experiment, unit.series, unit.device)
         state = resumed or Fit(stack)
         everyone = list(range(len(windows)))
         floor = _by_name(unit.series, persistence_losses(windows, everyone))
         mean = _by_name(unit.series, mean_losses(windows, everyone))
     if unit.checkpoint and not resumed:
-        yield Note(unit.name, f"{unit.name} begins anew: its checkpoint is of other bars than are there now")
+        yield Note(unit.name, f"{unit.name} begins anew, not from its checkpoint: {why}")
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:
@@ -167,7 +174,7 @@ def _work(unit: Unit) -> Iterator[Message]:
         now = time.monotonic()
         if len(stack) and now - saved > pause:
             with clock("checkpoints"):
-                yield Checkpoint(unit.name, checkpoint.save_fit(state, data))
+                yield Checkpoint(unit.name, checkpoint.save_fit(state, known))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
         if now > enough:

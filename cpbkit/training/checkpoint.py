@@ -1,18 +1,21 @@
-"""A training, or a trained model, as bytes: safetensors with its description in the metadata."""
+"""A training, or a trained model, as bytes: safetensors with its description and a checksum in the metadata."""
 
+import hashlib
 import json
-from pathlib import Path
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from cpbkit import foreign
 from cpbkit.errors import RunError
-from cpbkit.training.loop import Fit
+from cpbkit.training.loop import Fit, is_out_of_memory
 from cpbkit.training.stack import Stack
 
-META = "cpbkit"
+META, CHECKSUM = "cpbkit", "sha256"
+HEADER = 95 << 20  # bytes of a checkpoint's description, with the curves of a whole stack; safetensors takes 100 MB
+FIT = {"names": [str], "epoch": int, "step": int, "curves": dict, "data": dict, "ended?": dict}
 
 
 def save_fit(state: Fit, data: dict[str, str]) -> bytes:
@@ -23,47 +26,86 @@ def save_fit(state: Fit, data: dict[str, str]) -> bytes:
         tensors["rng.cuda"] = torch.cuda.get_rng_state(state.stack.weights.device)
     about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": state.curves, "data": data}
     about["ended"] = state.ended
-    return safetensors.torch.save(tensors, {META: json.dumps(about)})
+    return _save(tensors, json.dumps(about))
 
 
 def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
     """Make `stack` the saved one and return its training, ready for `fit`, or None where it was of other data.
 
-    Errors: RunError for damaged bytes.
+    Errors: RunError for bytes that are damaged, or of another version; the stack may be spoiled then.
     """
-    tensors, about = load(content)
+    tensors, about = load(content, FIT, HEADER)
     if about["data"] != data:
         return None
+    try:
+        return _restore(stack, tensors, about)
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        raise RunError(f"this checkpoint is of another version of cpbkit: {error}") from error
+
+
+def _restore(stack: Stack, tensors: dict[str, Tensor], about: dict) -> Fit:
+    now = stack.state()
+    for name, tensor in tensors.items():  # models that ended have left it, so that it has fewer rows
+        if name in now and (tensor.dtype, tensor.shape[1:]) != (now[name].dtype, now[name].shape[1:]):
+            raise ValueError(f"{name} has another shape or type")
+    if not set(about["names"]) <= set(stack.names) or not now.keys() <= tensors.keys():
+        raise ValueError("it has other rows or columns")
     stack.restore(about["names"], {k: v for k, v in tensors.items() if not k.startswith("rng.")})
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors:
+    if "rng.cuda" in tensors and stack.weights.is_cuda:
         torch.cuda.set_rng_state(tensors["rng.cuda"], stack.weights.device)
     ended = {row: tuple(end) for row, end in about.get("ended", {}).items()}
     return Fit(stack, epoch=about["epoch"], step=about["step"], curves=about["curves"], ended=ended)
 
 
-def read_share(path: Path, steps: int, epochs: int) -> float:
+def read_share(content: bytes, steps: int, epochs: int) -> float:
     """Return how much of its epochs a saved training has behind it, from 0 to 1; 0 for damaged bytes."""
     try:
-        with safetensors.safe_open(path, "pt") as saved:
-            about = json.loads(saved.metadata()[META])
-    except safetensors.SafetensorError:
+        about = foreign.parse(_metadata(content, HEADER)[META], FIT, HEADER)
+    except foreign.Damaged:
         return 0.0  # `load` says so, to whom goes on from there
-    return (about["epoch"] + about["step"] / steps) / epochs
+    return min(1.0, max(0.0, (about["epoch"] + about["step"] / steps) / epochs))
 
 
 def save(tensors: dict[str, Tensor], about: dict) -> bytes:
     """Write one model's tensors with what it takes to use them."""
-    text = json.dumps(about, allow_nan=False)
-    return safetensors.torch.save({k: v.contiguous() for k, v in tensors.items()}, {META: text})
+    return _save({k: v.contiguous() for k, v in tensors.items()}, json.dumps(about, allow_nan=False))
 
 
-def load(content: bytes) -> tuple[dict[str, Tensor], dict]:
-    """Read what `save` or `save_fit` wrote. Errors: RunError for damaged bytes."""
+def _save(tensors: dict[str, Tensor], about: str) -> bytes:
+    return safetensors.torch.save(tensors, {META: about, CHECKSUM: _checksum(tensors, about)})
+
+
+def _checksum(tensors: dict[str, Tensor], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def load(content: bytes, form: object = dict, limit: int = foreign.SIZE) -> tuple[dict[str, Tensor], dict]:
+    """Read what `save` or `save_fit` wrote, whose description has a form and at most `limit` bytes.
+
+    Errors: RunError for bytes that are damaged, or have another checksum. Models of before there was one have none.
+    """
     try:
+        told = _metadata(content, limit)
         tensors = safetensors.torch.load(content)
-        length = int.from_bytes(content[:8], "little")
-        about = json.loads(content[8 : 8 + length])["__metadata__"][META]
-        return tensors, json.loads(about)
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        if CHECKSUM in told and told[CHECKSUM] != _checksum(tensors, told[META]):
+            raise foreign.Damaged("its checksum does not hold")
+        return tensors, foreign.parse(told[META], form, limit)
+    except (safetensors.SafetensorError, foreign.Damaged, KeyError, ValueError) as error:
         raise RunError(f"these bytes are no model or checkpoint of cpbkit: {error}") from error
+
+
+def _metadata(content: bytes, limit: int) -> dict[str, str]:
+    """Read the metadata of a file. Errors: Damaged."""
+    length = int.from_bytes(content[:8], "little")
+    header = foreign.parse(content[8 : 8 + min(length, limit + 1)], {"__metadata__": {META: str}}, limit)
+    told = header["__metadata__"]
+    if unknown := told.keys() - {META, CHECKSUM}:
+        raise foreign.Damaged(f"its metadata holds {sorted(unknown)[0]!r}")
+    return told

@@ -1,7 +1,6 @@
 """One self-contained HTML file of a run: the verdicts, how they came about, and on what bars."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from cpbkit.errors import RunError
 from cpbkit.evaluation import pooled, verdicts
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration
-from cpbkit.runs.folder import ABOUT, CLOCK, REPORT, RunFolder, tell_stopped
+from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
 from cpbkit.views.loss import is_synthetic
 from cpbkit.views.market import passport_figure
 from cpbkit.views.panels import sweep_html
@@ -49,7 +48,7 @@ def write_report(folder: str | Path, out: str | Path | None = None, with_command
     order = {name: i for i, name in enumerate(experiment.series)}
     results.sort(key=lambda line: order.get(line["series"], len(order)))
     monitor = run.monitor()
-    clock, about = (_read(run.folder / name) for name in (CLOCK, ABOUT))
+    clock, about = run.clock(), run.about()
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpbkit.views"),
         autoescape=True,
@@ -75,10 +74,6 @@ def write_report(folder: str | Path, out: str | Path | None = None, with_command
     target = Path(out) if out else run.folder / REPORT
     atomic.write_bytes(target, page.encode())
     return target
-
-
-def _read(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) -> dict:
