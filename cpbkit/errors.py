@@ -32,6 +32,13 @@ class UnknownName(CpbkitError, ValueError):
     """A name that is not in a closed set."""
 
 
+class Terminated(SystemExit):
+    """SIGTERM, which batch systems and containers send some seconds before they kill. Exit code 143, as in a shell."""
+
+    def __init__(self):
+        super().__init__(143)
+
+
 def check_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return `name`; raise UnknownName with the nearest members when it is not one of `known`."""
     known = list(known)

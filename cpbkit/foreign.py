@@ -25,7 +25,8 @@ def read_bytes(folder: Path, name: str, limit: int = SIZE) -> bytes | None:
     Errors: Damaged where it is a link or lies behind one, is no file, has more than `limit` bytes or cannot be read.
     """
     with open_file(folder, name) as file:
-        content = file.read(limit + 1) if file else None
+        # A read sets aside all that it is allowed to bring.
+        content = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) if file else None
     if content is not None and len(content) > limit:
         raise Damaged(f"it has more than {limit:,} bytes")
     return content

@@ -19,6 +19,10 @@ def test_what_is_saved_is_read_back():
     assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
 
 
+def test_the_same_model_has_the_same_bytes():
+    assert len({checkpoint.save(TENSORS, {"series": "A"}) for _ in range(8)}) == 1
+
+
 def test_every_flipped_byte_and_every_cut_is_refused():
     content, rng = checkpoint.save(TENSORS, {"series": "A", "scaler": [1.5, 2.5]}), random.Random(0)
     for at in range(len(content)):
@@ -33,7 +37,7 @@ def test_every_flipped_byte_and_every_cut_is_refused():
         assert about == {"series": "A", "scaler": [1.5, 2.5]}, at
         assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items()), at
     for length in range(0, len(content), 7):
-        with pytest.raises(RunError, match="no whole model or checkpoint"):
+        with pytest.raises(RunError, match="no model or checkpoint"):
             checkpoint.load(content[:length])
 
 
@@ -46,6 +50,6 @@ def test_a_model_of_before_there_was_a_checksum_is_read():
     "about", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", "7", "{", '{"a": "' + "x" * (9 << 20) + '"}']
 )
 def test_a_description_that_is_hostile_is_refused(about):
-    with pytest.raises(RunError, match="no whole model or checkpoint of cpbkit: ") as told:
+    with pytest.raises(RunError, match="no model or checkpoint of cpbkit: ") as told:
         checkpoint.load(safetensors.torch.save(TENSORS, {checkpoint.META: about}))
     assert len(str(told.value)) < 200

@@ -27,7 +27,7 @@ from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.binance import Incomplete
 from cpbkit.data.synthetic import make_market
-from cpbkit.errors import DataError, UnknownName
+from cpbkit.errors import DataError, Terminated, UnknownName
 from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.leakage import Finding
 from cpbkit.runs.folder import RunFolder
@@ -93,7 +93,14 @@ def test_a_failure_is_one_line_and_exit_code_1():
 
 def test_a_full_disk_is_one_line():
     shown = run("work", cli=failing(OSError(errno.ENOSPC, "No space left on device", "runs/x")))
-    assert shown.exit_code == 1 and shown.output == "Error: No space left on device: runs/x\n"
+    assert shown.exit_code == 1 and len(shown.output.splitlines()) == 1
+    assert shown.output.startswith("Error: No space left on device: runs/x. Make room there. ")
+    assert "the same command goes on" in shown.output
+
+
+def test_sigterm_is_one_line_and_exit_code_143():
+    shown = run("work", cli=failing(Terminated()))
+    assert shown.exit_code == 143 and "the same command goes on" in shown.output and "Traceback" not in shown.output
 
 
 def test_debug_keeps_the_traceback():
@@ -518,6 +525,17 @@ def test_report_can_be_written_again(swept):
     assert "BTC" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_run_can_be_looked_at_without_a_change_in_it(swept, tmp_path):
+    """As one that somebody else gave, and that cannot be written."""
+    folder, _ = swept
+    (folder / "clock.json").write_text("{")
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+    shown = [run("status", folder), run("verdict", folder), run("report", folder, "--out", tmp_path / "elsewhere.html")]
+    assert [each.exit_code for each in shown] == [0, 0, 0]
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")} == before
+    assert "BTC" in (tmp_path / "elsewhere.html").read_text(encoding="utf-8")
+
+
 def test_another_experiment_in_the_folder_is_refused_with_the_difference(swept):
     folder, _ = swept
     shown = run(*SWEEP, "--epochs", "5", "--run", folder)
@@ -543,6 +561,7 @@ def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatc
     assert "of 2 beat" in shown.output and "could not be judged" in shown.output
     told = json.loads(run("status", tmp_path, "--json").output)
     assert told["done"] == 2 and len(told["trouble"]) == 1
+    assert "1 failed; the command that started it tries it again\nETHUSDT_1h failed: " in run("status", tmp_path).output
 
 
 @pytest.fixture

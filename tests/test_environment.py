@@ -233,3 +233,39 @@ def test_chips_are_found_by_a_whole_word():
     assert find_chip("NVIDIA H100 80GB HBM3").name == "H100"
     assert find_chip("NVIDIA RTX PRO 6000 Blackwell Server Edition").name == "RTX PRO 6000"
     assert find_chip("NVIDIA RTX 6000 Ada Generation") is None
+
+
+GB = 10**9
+
+
+def write_group(folder, limit, used, cached, names, stat="inactive_file"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{stat} {cached}\n")
+
+
+V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
+
+
+def test_the_limits_of_a_container_count_of_both_versions_and_all_levels(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory,cpu:/docker/ab\n1:pids:/x\n0::/job/step\n")
+    top = tmp_path / "sys/fs/cgroup"
+    write_group(top / "job/step", "max", GB, 0, V2)
+    write_group(top / "job", 2 * GB, GB, GB // 2, V2)
+    # Inside a container of version 1 the path of outside is not there, and its own group is the top.
+    write_group(top / "memory", 900_000_000, 400_000_000, 100_000_000, V1, "total_inactive_file")
+    assert sorted(environment.container_memory(tmp_path)) == [
+        (900_000_000, 600_000_000),
+        (2 * GB, 3 * GB // 2),
+    ]
+    assert environment.container_memory(tmp_path / "elsewhere") == []
+
+
+def test_free_memory_is_that_of_the_container_where_it_is_less(monkeypatch):
+    host = environment.free_memory()
+    monkeypatch.setattr(environment, "container_memory", lambda: [(10**18, 10**18)])
+    assert environment.free_memory() >= host
+    monkeypatch.setattr(environment, "container_memory", lambda: [(900_000_000, 6000), (10**18, 10**18)])
+    assert environment.free_memory() == 6000 and environment.host_memory() == 900_000_000

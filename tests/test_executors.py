@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from conftest import ROOT
 
 from cpbkit.runs import executors
 
@@ -67,6 +68,18 @@ def test_a_killed_worker_is_said_after_its_messages():
     assert seen == [("a", 0), ("a", 1), ("a", 2)]
 
 
+def test_a_killed_worker_is_replaced_and_its_unit_goes_on_as_it_is_decided():
+    asked = []
+
+    def retry(unit, why, halve):
+        asked.append((unit.name, why, halve))
+        return ["told"], [Count("a1", 2), Count("a2", 1)]
+
+    seen = list(executors.processes([Count("a", 5, die_at=1), Count("b", 3)], count, ["cpu"], retry))
+    assert seen == [("a", 0), "told", ("a1", 0), ("a1", 1), ("a2", 0), ("b", 0), ("b", 1), ("b", 2)]
+    assert asked == [("a", "ended with exit code -9, often the system taking back memory", True)]
+
+
 def test_an_error_in_a_worker_comes_with_its_traceback():
     with pytest.raises(executors.WorkerLost, match=r"(?s)the unit a failed:.*ValueError: the reason"):
         list(executors.processes([Count("a", 1)], fail, ["cpu"]))
@@ -89,10 +102,10 @@ def is_running(process):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
 def test_a_worker_does_not_outlive_its_parent():
     script = (
-        "from cpbkit import executors; import test_executors as t\n"
+        "from cpbkit.runs import executors; import test_executors as t\n"
         "for worker in executors.processes([t.Count('a', 1)], t.sit, ['cpu']): print(worker, flush=True)"
     )
-    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), str(ROOT)])}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
         worker = int(parent.stdout.readline())
         assert is_running(worker)

@@ -5,7 +5,7 @@ import os
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbkit import foreign
@@ -60,6 +60,7 @@ def test_a_hostile_document_takes_bounded_memory():
         tracemalloc.stop()
 
 
+@settings(deadline=None)
 @given(JSON, st.sampled_from(["data", "task", "model", "training", "preset"]), st.data())
 def test_settings_that_somebody_wrote_are_an_experiment_or_refused(value, part, data):
     raw = json.loads(to_json(PRESETS["quick"]))
@@ -71,6 +72,13 @@ def test_settings_that_somebody_wrote_are_an_experiment_or_refused(value, part, 
         assert isinstance(from_json(json.dumps(raw)), Experiment)
     except CpbkitError as error:
         assert str(error)
+
+
+def test_settings_of_the_first_runs_are_read():
+    raw = json.loads(to_json(PRESETS["quick"]))
+    raw["data"]["folder"] = raw["data"].pop("files")
+    del raw["data"]["venue"], raw["data"]["series"], raw["training"]["search"]
+    assert from_json(json.dumps(raw)) == PRESETS["quick"]
 
 
 def test_links_pipes_and_folders_are_no_files(tmp_path):

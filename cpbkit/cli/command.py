@@ -17,7 +17,7 @@ import click
 
 from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
-from cpbkit.errors import CpbkitError, UnknownName, check_name
+from cpbkit.errors import CpbkitError, Terminated, UnknownName, check_name
 from cpbkit.texts import printable
 
 EXTRAS = {
@@ -57,6 +57,9 @@ class Command(click.Command):
             raise click.ClickException(
                 f"the module {error.name} is not installed: pip install {what}; in a notebook, then restart it"
             ) from None
+        except Terminated:
+            click.echo(f"\nAsked to end (SIGTERM). {GO_ON}", err=True)
+            raise
         except KeyboardInterrupt:
             click.echo(f"\nStopped. {GO_ON}", err=True)
             context.exit(1)
@@ -71,7 +74,9 @@ def _debug(context: click.Context, _, value: bool) -> None:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror + (f": {error.filename}" if error.filename else "")
+        place = f": {error.filename}" if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return error.strerror + place + (f". Make room there. {GO_ON}" if full else "")
     return str(error) or type(error).__name__
 
 

@@ -32,6 +32,7 @@ from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
 from cpbkit.quantities import duration, standing
 
+REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdicts take, and more for each series
 SILENT = 10.0  # s after which the last word of a sweep is told with its age
 
 
@@ -78,6 +79,7 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose,
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
     only when every series has its model.
     """
+    since = time.monotonic()
     folder = folder or f"runs/{find_preset(given['preset']).preset}"
     begun = _as_begun(folder)
     if is_moving(**given):
@@ -89,7 +91,7 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose,
     place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
     if only_plan:
         return _preview(experiment, as_json, **place)
-    _sweep(experiment, folder, as_json, verbose=verbose, **place, klines=bars)
+    _sweep(experiment, folder, as_json, verbose=verbose, since=since, **place, klines=bars)
 
 
 def _as_begun(folder: str) -> dict:
@@ -186,21 +188,32 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
     )
 
 
-def _sweep(experiment: Experiment, folder: str, as_json: bool, verbose: bool = False, **place) -> None:
+def _sweep(
+    experiment: Experiment,
+    folder: str,
+    as_json: bool,
+    minutes: float | None = None,
+    since: float | None = None,
+    verbose: bool = False,
+    **place,
+) -> None:
     from cpbkit.runs.folder import REPORT, RunFolder
     from cpbkit.runs.sweep import sweep
     from cpbkit.views.account import Account
     from cpbkit.views.live import Terminal
+    from cpbkit.views.report import write_report
 
-    before, report = len(RunFolder(folder).results()), RunFolder(folder).folder / REPORT
+    if minutes is not None:  # what is left after loading, without the report and the verdicts at the end
+        spent = time.monotonic() - (since or time.monotonic())
+        place["minutes"] = max(0.1 * minutes, minutes - (spent + _after(len(experiment.series), minutes)) / 60)
+    run = RunFolder(folder)
+    before, report = sum(line["status"] != "failed" for line in run.results()), run.folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
     with Terminal() as view:
         results = sweep(experiment, folder, command=command, on_progress=Account(view, verbose), **place)
     if before:
         click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
     if len(results) > before or not report.exists():
-        from cpbkit.views.report import write_report
-
         write_report(folder)
     _show_run(folder, results, as_json)
     if not as_json:
@@ -212,6 +225,11 @@ def _sweep(experiment: Experiment, folder: str, as_json: bool, verbose: bool = F
         click.echo(f"Report: {report}")
     if any(line["status"] != "done" for line in results):
         raise click.exceptions.Exit(1)
+
+
+def _after(series: int, minutes: float) -> float:
+    """Return the seconds of a budget that are kept for the report and the verdicts: a tenth of it at most."""
+    return min(6 * minutes, REPORT_SECONDS + series * REPORT_SECONDS_EACH)
 
 
 def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
@@ -287,6 +305,7 @@ def status(folder, as_json):
     results, series = run.results(), run.experiment.series
     missing = [name for name in series if name not in {line["series"] for line in results}]
     holder, told = run.holder(), run.status()
+    failed = sum(line["status"] == "failed" for line in results)
     trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in results if line["status"] != "done"]
     document = {"run": folder, "done": len(results), "total": len(series), "missing": missing, "trouble": trouble}
     document |= {"writer": holder, "last": told}
@@ -297,6 +316,8 @@ def status(folder, as_json):
             silent = time.time() - told.get("at", time.time())
             if silent > SILENT:
                 now = f"nothing new for {duration(silent)}, {now}"
+        elif not missing and failed:
+            now = f"{failed} failed; the command that started it tries {'it' if failed == 1 else 'them'} again"
         elif missing:
             more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
             now = f"stopped without {', '.join(missing[:6])}{more}. The command that started it goes on"
@@ -362,14 +383,15 @@ def verdict(folders, as_json):
     )
 
 
-@click.command(cls=Command, examples=("cpbkit report runs/quick",))
+@click.command(cls=Command, examples=("cpbkit report runs/quick", "cpbkit report /kaggle/input/run --out report.html"))
 @run_folder
+@click.option("--out", type=click.Path(dir_okay=False), help="Where to write it.  [default: report.html in the RUN]")
 @click.option("--with-command", is_flag=True, help="Show the command line of the run too, with its paths.")
-def report(folder, with_command):
+def report(folder, out, with_command):
     """Write the report of a run, finished or not: one HTML file."""
     from cpbkit.views.report import write_report
 
-    click.echo(write_report(folder, with_command=with_command))
+    click.echo(write_report(folder, out, with_command=with_command))
 
 
 @click.command(

@@ -252,6 +252,9 @@ def from_dict(raw: dict) -> Experiment:
         check_name("part of an experiment", key, ("preset", *PARTS))
     parts = {}
     foreign.check(raw, {"preset?": str, **{f"{name}?": dict for name in PARTS}})
+    if "folder" in raw.get("data", {}):  # what `files` was called in the first runs
+        data = {"files" if key == "folder" else key: value for key, value in raw["data"].items()}
+        raw = raw | {"data": data}
     for name, cls in PARTS.items():
         known = {f.name: f.type for f in dataclasses.fields(cls)}
         for key, value in raw.get(name, {}).items():

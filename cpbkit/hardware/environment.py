@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -93,11 +94,48 @@ def count_cores() -> int:
 
 
 def host_memory() -> int:
-    """Return the bytes of host memory; 0 where the system does not say."""
+    """Return the bytes of host memory that this process may use, those of its container; 0 where nothing says so."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
+    return min([whole, *(limit for limit, _ in container_memory())])
+
+
+def container_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return (bytes allowed, bytes still free) of each control group around this process that has a limit.
+
+    Both versions of Linux's cgroups; pages that only cache files count as free, since the kernel takes them back.
+    """
+    found = []
+    for folder, names in _memory_groups(root):
+        with contextlib.suppress(OSError, ValueError):  # the outermost has no such files, "max" is no limit
+            limit, used = (int((folder / name).read_text()) for name in names)
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+            found.append((limit, max(0, limit - used + (int(cached.group(1)) if cached else 0))))
+    return found
+
+
+@functools.lru_cache(maxsize=4)  # asked for twice a second by the monitor
+def _memory_groups(root: Path) -> list[tuple[Path, tuple[str, str]]]:
+    """Return the folders of the groups around this process, the innermost first, and their limit's and use's files."""
+    found = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # no Linux
+        return []
+    for line in lines:
+        _, kinds, inside = line.split(":", 2)
+        if kinds == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in kinds.split(","):
+            top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        # In a container the path may be that outside of it, while its own group is mounted as the top.
+        inner = Path(inside.lstrip("/"))
+        found += [(top / part, names) for part in (inner, *inner.parents) if (top / part / names[0]).exists()]
+    return found
 
 
 def free_memory(device: str = "cpu") -> float:
@@ -108,9 +146,10 @@ def free_memory(device: str = "cpu") -> float:
         return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+        free = next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return math.inf
+        free = math.inf
+    return min([free, *(float(left) for _, left in container_memory())])
 
 
 def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:

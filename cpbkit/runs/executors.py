@@ -6,21 +6,29 @@ import os
 import sys
 import threading
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import ModuleType
+from typing import Any
 
-from cpbkit.errors import CpbkitError
+from cpbkit.errors import CpbkitError, Terminated
+from cpbkit.runs import stopping
 
 Work = Callable  # unit, a dataclass with a name, a device and a checkpoint -> iterator of messages
+# A lost unit, why, whether it needs less memory -> what to say, and the units to run instead.
+Retry = Callable[[Any, str, bool], tuple[list, list]]
 RETRIES = 3  # of a unit whose node is lost
+TICK = 0.5  # s between two looks whether the sweep is asked to end
 
 
 class WorkerLost(CpbkitError):
     """A worker ended without finishing its unit."""
+
+    was_killed = False  # by a signal, such as the kernel's when memory is short
+    was_asked = False  # to end, by a SIGTERM of its own
 
 
 def local(units: Sequence, work: Work) -> Iterator:
@@ -36,60 +44,87 @@ def local(units: Sequence, work: Work) -> Iterator:
         torch.set_num_threads(threads)
 
 
-def processes(units: Sequence, work: Work, devices: Sequence[str]) -> Iterator:
+def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry | None = None) -> Iterator:
     """Run the units in spawned processes, one for each of `devices`; the messages of one unit keep their order.
 
-    A process lives for all its units, since starting one costs seconds.
-    Errors: WorkerLost with the unit's own traceback, or its exit code when it was killed.
+    A process lives for all its units, since starting one costs seconds. retry: for a unit whose process is killed.
+    Errors: WorkerLost with the unit's own traceback, or its exit code when it was killed and there is no retry.
     """
-    context = multiprocessing.get_context("spawn")
     waiting = deque(units)
     workers: dict[Connection, tuple[BaseProcess, str]] = {}
-    running: dict[Connection, str] = {}  # names of units
+    running: dict[Connection, Any] = {}  # units
+    told = False  # the workers that they are to end
 
-    def give(pipe: Connection) -> None:
-        unit = replace(waiting.popleft(), device=workers[pipe][1])
-        running[pipe] = unit.name
-        with contextlib.suppress(BrokenPipeError):  # it is gone, which the next reading tells
-            pipe.send(unit)
+    def give() -> None:
+        """Give the units that wait to the workers that are free, and to a new one where a device has none."""
+        free = [pipe for pipe in workers if pipe not in running]
+        vacant = Counter(devices) - Counter(device for _, device in workers.values())
+        with _nothing_to_run():
+            for device in list(vacant.elements())[: max(0, len(waiting) - len(free))]:
+                pipe, process = _hire(work)
+                workers[pipe] = process, device
+                free.append(pipe)
+        for pipe in free[: len(waiting)]:
+            running[pipe] = replace(waiting.popleft(), device=workers[pipe][1])
+            with contextlib.suppress(BrokenPipeError):  # it is gone, which the next reading tells
+                pipe.send(running[pipe])
 
     try:
-        with _nothing_to_run():
-            for device in devices[: len(waiting)]:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                workers[ours] = process, device
-        for pipe in workers:
-            give(pipe)
+        give()
         while running:
-            for pipe in wait(list(running)):
+            if stopping.is_asked() and not told:
+                told = True
+                for process, _ in workers.values():
+                    process.terminate()
+            for pipe in wait(list(running), TICK):
                 try:
                     message, error = pipe.recv()
                 except (EOFError, ConnectionResetError):
-                    process = workers[pipe][0]
-                    process.join()
-                    why = "Often that is the system taking back memory; the" if process.exitcode == -9 else "The"
-                    raise WorkerLost(
-                        f"the process of unit {running[pipe]} ended with exit code {process.exitcode}. {why} same "
-                        "command goes on where it stopped"
-                    ) from None
-                if isinstance(error, CpbkitError):
-                    raise error
-                if error:
-                    raise WorkerLost(f"the unit {running[pipe]} failed:\n{error}")
+                    message, error = None, _explain_end(workers[pipe][0])
                 if message is not None:
                     yield message
                     continue
-                del running[pipe]
-                if waiting:
-                    give(pipe)
+                unit = running.pop(pipe)
+                if isinstance(error, WorkerLost):
+                    workers.pop(pipe)[0].join()
+                    if told:
+                        continue
+                    if retry is None or not (error.was_killed or error.was_asked):
+                        why = f"the process of unit {unit.name} {error}. The same command goes on where it stopped"
+                        raise WorkerLost(why) from None
+                    messages, again = retry(unit, str(error), error.was_killed)
+                    yield from messages
+                    waiting.extendleft(reversed(again))
+                elif isinstance(error, CpbkitError):
+                    raise error
+                elif error:
+                    raise WorkerLost(f"the unit {unit.name} failed:\n{error}")
+                if not told:
+                    give()
+        if told:
+            raise Terminated
     finally:
         for process, _ in workers.values():
-            process.terminate()
+            process.kill()  # they hold nothing that is not here
         for process, _ in workers.values():
             process.join()
+
+
+def _hire(work: Work) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _explain_end(process: BaseProcess) -> WorkerLost:
+    process.join()
+    why = ", often the system taking back memory" if process.exitcode == -9 else ""
+    lost = WorkerLost(f"ended with exit code {process.exitcode}{why}")
+    lost.was_killed, lost.was_asked = process.exitcode < 0, process.exitcode == Terminated().code
+    return lost
 
 
 @contextlib.contextmanager
@@ -105,10 +140,16 @@ def _nothing_to_run() -> Iterator[None]:
 def _serve(work: Work, pipe: Connection) -> None:
     threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     try:
-        while True:
-            for message in work(pipe.recv()):
-                pipe.send((message, ""))
-            pipe.send((None, ""))
+        with stopping.listening():
+            while True:
+                unit = pipe.recv()
+                with stopping.patiently():
+                    for message in work(unit):
+                        pipe.send((message, ""))
+                pipe.send((None, ""))
+    except Terminated as end:
+        pipe.close()
+        os._exit(end.code)
     except (KeyboardInterrupt, BrokenPipeError, EOFError):
         return  # the parent was interrupted or is gone, and has spoken
     except CpbkitError as error:
@@ -148,11 +189,12 @@ def call_on_ray(function: Callable, *args, gpus: float = 0.0):
     return ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(function).remote(*args))
 
 
-def on_ray(units: Sequence, work: Work, gpus: float = 0.0) -> Iterator:
+def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None = None) -> Iterator:
     """Run the units on the Ray cluster that `connect` joined, one CPU each and `gpus` of a GPU, which may be a part.
 
     Messages stream back as they come. A unit whose node is lost starts again elsewhere from its last checkpoint.
-    Errors: WorkerLost when a unit is lost more than RETRIES times; an error inside a unit with its own traceback.
+    retry: for a unit that is lost for want of memory, or more than RETRIES times.
+    Errors: WorkerLost where there is no retry; an error inside a unit with its own traceback.
     """
     import ray
 
@@ -164,7 +206,7 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0) -> Iterator:
         running[serve.remote(unit)] = unit
 
     running: dict = {}
-    lost = dict.fromkeys((unit.name for unit in units), 0)
+    lost: dict[str, int] = {}  # how often, by unit
     for unit in units:
         start(unit)
     try:
@@ -182,7 +224,16 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0) -> Iterator:
                 raise WorkerLost(f"the unit {unit.name} failed:\n{error}") from error
             except ray.exceptions.RayError as error:
                 del running[stream]
-                lost[unit.name] += 1
+                lost[unit.name] = lost.get(unit.name, 0) + 1
+                short = isinstance(error, ray.exceptions.OutOfMemoryError | ray.exceptions.WorkerCrashedError)
+                if retry and ((short and lost[unit.name] > 1) or lost[unit.name] > RETRIES):
+                    messages, again = retry(
+                        unit, f"was lost {lost[unit.name]} times: {str(error).splitlines()[0]}", short
+                    )
+                    yield from messages
+                    for one in again:
+                        start(one)
+                    continue
                 if lost[unit.name] > RETRIES:
                     raise WorkerLost(f"the unit {unit.name} was lost {lost[unit.name]} times: {error}") from error
                 start(unit)

@@ -23,6 +23,7 @@ TIMED_SECONDS = 0.3  # for more of them where they are quick
 TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
 FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
+PROCESS_BYTES = 3.2e8  # that a process takes before it has a model: Python with torch, pandas and scipy
 PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
@@ -80,7 +81,9 @@ def make_plan(
     share = math.ceil(len(series) / places)  # models of a worker
     wanted = (2, 4, 8, share) if on_cpu else (share // 4, share // 2, share)
     memory.give_back()  # what torch keeps for later would count as taken
-    limit = MEMORY_SHARE * free_memory(devices[0]) / (places if on_cpu else 1)
+    limit = MEMORY_SHARE * free_memory(devices[0])
+    if on_cpu and places > 1:
+        limit = max(0.0, limit - places * PROCESS_BYTES) / places
     longest = sorted(series.values(), key=len, reverse=True)[:share]
     trials = list(
         _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
@@ -118,7 +121,9 @@ def find_places(workers: int | None, series: int) -> list[str]:
     names = [f"cuda:{i}" for i in range(gpus)] or ["cpu"]
     if workers is not None and workers < 1:
         raise CpbkitError(f"workers must be at least 1, which is this process; got {workers}")
-    count = workers or min(series, gpus or count_cores())
+    if (count := workers or min(series, gpus)) == 0:
+        room = int(MEMORY_SHARE * free_memory("cpu") / PROCESS_BYTES)  # each loads torch anew
+        count = max(1, min(series, count_cores(), room))
     return [names[i % len(names)] for i in range(count)]
 
 

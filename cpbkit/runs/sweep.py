@@ -22,12 +22,12 @@ from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.hardware import provenance
 from cpbkit.hardware.monitor import Monitor
 from cpbkit.models import zoo
-from cpbkit.runs import executors
+from cpbkit.runs import executors, stopping
 from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import PLAN, RunFolder
 from cpbkit.runs.plan import Plan, find_places, make_plan, unit_name
 from cpbkit.runs.progress import Pace, State
-from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, work
+from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, shrink, work
 from cpbkit.texts import redact
 from cpbkit.training import checkpoint
 from cpbkit.windows.series import Series, from_klines, from_trace
@@ -66,7 +66,7 @@ def sweep(
         experiment, klines = found.settle(experiment), klines or partial(load_klines, found=found)
     run, clock = RunFolder(folder), Clock()
     state = State(experiment, len(experiment.series))
-    with run.writing(experiment), Monitor() as state.watch:
+    with stopping.listening(), run.writing(experiment), Monitor() as state.watch:
         state.saved = _saved_shares(run)
         failed = _look_over(run, state)
         tell = _teller(run, state, on_progress)
@@ -155,12 +155,12 @@ class Place:
             devices = find_places(self.workers, series)
         return replace(plan, devices=devices)
 
-    def run(self, units: list[Unit], plan: Plan) -> Iterator[Message]:
-        """Run the units and stream their messages."""
+    def run(self, units: list[Unit], plan: Plan, retry: executors.Retry) -> Iterator[Message]:
+        """Run the units and stream their messages; `retry` is asked about those whose worker is lost."""
         if self.executor == "ray":
-            return executors.on_ray(units, work, self.gpus)
+            return executors.on_ray(units, work, self.gpus, retry)
         if len(plan.devices) > 1:
-            return executors.processes(units, work, plan.devices)
+            return executors.processes(units, work, plan.devices, retry)
         return executors.local(units, work)
 
 
@@ -212,7 +212,8 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> N
     with clock("training"):
         tell(f"training, {plan.reason}")  # said until a unit has something to note
         state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
-        with contextlib.closing(place.run(units, plan)) as messages:
+        retry = _retry(run, state)
+        with stopping.patiently(), contextlib.closing(place.run(units, plan, retry)) as messages:
             for message in messages:
                 match message:
                     case Result():
@@ -248,6 +249,20 @@ def _tell_begin(state: State, plan: Plan, series: dict[str, Series]) -> None:
     net = zoo.build(1, task, state.experiment.model)
     state.parameters = sum(parameter.numel() for parameter in net.parameters())
     state.plan = plan
+
+
+def _retry(run: RunFolder, state: State) -> executors.Retry:
+    """Return what decides about a unit whose worker was lost: half of it, and a single series once more as it was."""
+    again: set[str] = set()
+
+    def retry(unit: Unit, why: str, halve: bool) -> tuple[list[Message], list[Unit]]:
+        if unit.name not in again and not (halve and len(unit.series) > 1):
+            again.add(unit.name)
+            whole = replace(unit, checkpoint=run.checkpoint(unit.name))
+            return [Note(unit.name, f"{unit.name} {why}; it is tried again")], [whole]
+        return shrink(unit, state.ended, why)
+
+    return retry
 
 
 def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:

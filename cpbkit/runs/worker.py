@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,12 +13,13 @@ import torch
 from cpbkit import __version__
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, to_json
-from cpbkit.errors import CpbkitError, RunError
+from cpbkit.errors import RunError, Terminated
 from cpbkit.evaluation.conformal import judge_intervals
 from cpbkit.evaluation.pooled import losses_of, to_bytes
 from cpbkit.evaluation.verdicts import evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
+from cpbkit.runs import stopping
 from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import OUT_OF_TIME
 from cpbkit.runs.plan import unit_name
@@ -55,6 +56,7 @@ class Unit:
     checkpoint: bytes | None = None  # go on from here
     deadline: float | None = None  # when it must be through, with its share of the time till then, seconds since 1970
     turns: int = 1  # it and the units after it that share that time
+    tried: tuple[str, ...] = ()  # which larger units were tried before it, and how they ended
 
 
 @dataclass(frozen=True)
@@ -109,29 +111,44 @@ Message = Progress | Result | Checkpoint | Shrunk | Note
 def work(unit: Unit) -> Iterator[Message]:
     """Train and judge the series of a unit, message by message; halve it where the memory does not suffice.
 
-    A resumed unit may give a result once more. Errors: CpbkitError when not even one model fits.
+    A resumed unit may give a result once more. Errors: Terminated after a checkpoint, when the process is asked to end.
     """
-    left = {series.name: series for series in unit.series}
+    through: set[str] = set()
     try:
         for message in _work(unit):
             if isinstance(message, Result):
-                left.pop(message.line["series"])
+                through.add(message.line["series"])
             yield message
         return
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         reason = str(error).splitlines()[0]
-    if len(unit.series) == 1:
-        raise CpbkitError(f"{unit.name} does not fit into the memory of {unit.device}, alone: {reason}")
     memory.give_back()
+    messages, halves = shrink(unit, through, f"did not fit into the memory of {unit.device}: {reason}")
+    yield from messages
+    for half in halves:
+        yield from work(half)
+
+
+def shrink(unit: Unit, through: Collection[str], why: str) -> tuple[list[Message], list[Unit]]:
+    """Return what is to be said of a unit that did not end well, and the smaller units that go on for it.
+
+    through: series that need no other try. A single series, which cannot be halved, has failed.
+    """
+    left = {series.name: series for series in unit.series if series.name not in through}
+    tried = (*unit.tried, f"{unit.name} {why}")
+    if len(unit.series) == 1:
+        lines = [{"series": name, "status": "failed", "reason": f"alone it {why}", "test": {}} for name in left]
+        return [Result(unit.name, line | {"tried": list(tried)}, None) for line in lines], []
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
-    text = f"{unit.name} did not fit into memory and goes on as {len(halves)} smaller stacks: {reason}"
-    yield Shrunk(unit.name, halves, text)
+    text = f"{tried[-1]}; it goes on as {len(halves)} smaller stacks"
+    units = []
     for i, names in enumerate(halves):
         series, turns = tuple(left[name] for name in names), len(halves) * unit.turns - i
         half = dataclasses.replace(unit, name=unit_name(names), series=series, checkpoint=None, turns=turns)
-        yield from work(half)
+        units.append(dataclasses.replace(half, tried=tried))
+    return [Shrunk(unit.name, halves, text)], units
 
 
 def _work(unit: Unit) -> Iterator[Message]:
@@ -172,11 +189,13 @@ def _work(unit: Unit) -> Iterator[Message]:
                 losses = {"persistence": floor[name], "mean": mean[name]}
                 yield _result(unit, windows, finished, seconds | losses | {"data_sha256": data[name]})
         now = time.monotonic()
-        if len(stack) and now - saved > pause:
+        if len(stack) and (now - saved > pause or stopping.is_asked()):
             with clock("checkpoints"):
                 yield Checkpoint(unit.name, checkpoint.save_fit(state, known))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
+        if stopping.is_asked():
+            raise Terminated
         if now > enough:
             state.hurry = OUT_OF_TIME
         if now - told > PROGRESS_SECONDS:
@@ -213,6 +232,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "preset": experiment.preset,
         "parameters": sum(tensor.numel() for tensor in finished.weights.values()),
         **({"search": finished.tried} if finished.tried else {}),
+        **({"tried": list(unit.tried)} if unit.tried else {}),
         "epochs": finished.epochs,
         "best_epoch": finished.best_epoch,
         "curve": {name: [_plain(x) for x in values] for name, values in finished.curve.items()},

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cpbkit import foreign
 from cpbkit.errors import RunError
-from cpbkit.training.loop import Fit, is_out_of_memory
+from cpbkit.training.loop import START, Fit, is_out_of_memory
 from cpbkit.training.stack import Stack
 
 META, CHECKSUM = "cpbkit", "sha256"
@@ -50,7 +50,8 @@ def _restore(stack: Stack, tensors: dict[str, Tensor], about: dict) -> Fit:
     for name, tensor in tensors.items():  # models that ended have left it, so that it has fewer rows
         if name in now and (tensor.dtype, tensor.shape[1:]) != (now[name].dtype, now[name].shape[1:]):
             raise ValueError(f"{name} has another shape or type")
-    if not set(about["names"]) <= set(stack.names) or not now.keys() <= tensors.keys():
+    wanted = {*now, *(f"table.{name}" for name in START)}
+    if not set(about["names"]) <= set(stack.names) or not wanted <= tensors.keys():
         raise ValueError("it has other rows or columns")
     stack.restore(about["names"], {k: v for k, v in tensors.items() if not k.startswith("rng.")})
     torch.set_rng_state(tensors["rng.cpu"])
@@ -75,7 +76,14 @@ def save(tensors: dict[str, Tensor], about: dict) -> bytes:
 
 
 def _save(tensors: dict[str, Tensor], about: str) -> bytes:
-    return safetensors.torch.save(tensors, {META: about, CHECKSUM: _checksum(tensors, about)})
+    content = safetensors.torch.save(tensors, {META: about})
+    # Two entries of metadata come in a random order from the library, and the same model should have the same bytes.
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"][CHECKSUM] = _checksum(tensors, about)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the tensors behind it are aligned
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[8 + length :]])
 
 
 def _checksum(tensors: dict[str, Tensor], about: str) -> str:
