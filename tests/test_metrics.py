@@ -208,10 +208,11 @@ def test_rank_correlation_and_its_interval():
 
 
 def test_the_break_even_fee_by_hand():
-    moves = np.array([3.0, -1.0, 2.0, 4.0, -2.0, -5.0, 1.0, 2.0])
-    forecast = np.array([1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0])  # always right
+    moves = np.tile([3.0, -1.0, 2.0, 4.0, -2.0, -5.0, 1.0, 2.0], 5)
+    forecast = np.tile([1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0], 5)  # always right
     position = forecast - forecast.mean()
-    earned, traded = np.mean((position * moves)[1:]), np.mean([2, 2, 0, 2, 0, 2, 0])
+    earned, traded = np.mean((position * moves)[1:]), 2 * (5 * 4) / 39  # four turns in each eight, none between
+    assert metrics.break_even_fee(moves[:16], forecast[:16], 1) is None  # eight turns
     assert metrics.break_even_fee(moves, forecast, 1)[0] == pytest.approx(earned / traded)
     rise = np.random.default_rng(0).normal(5, 1, size=300)
     assert metrics.break_even_fee(rise, np.ones(300), 1) is None  # to hold is no timing

@@ -224,11 +224,12 @@ def test_what_a_forecast_is_worth():
     j = verdicts.judge(truth, forecast, floors, "bp", is_price=True)
     assert (j.ic, j.ic_low, j.ic_high) == metrics.rank_correlation(truth[:, -1, 0], forecast[:, -1, 0], 2)
     assert j.fee == pytest.approx(metrics.break_even_fee(1e4 * truth[:, -1, 0], forecast[:, -1, 0], 2)[0])
-    assert j.ic_low > 0.2 and "following its sign would have paid a fee of" in verdicts.say_worth(j)
+    assert j.ic_low > 0.2 and "following its sign would have paid a fee of" in verdicts.say_worth(j, "BEATS")
+    assert "is not sure to pay a fee of 0.1 bp" in verdicts.say_worth(j, "TIES")
     nothing = verdicts.judge(truth, -forecast, floors, "bp", is_price=True)
-    assert verdicts.say_worth(nothing).startswith("information coefficient -0.2")
-    assert "following its sign would not pay a fee of 0.1 bp: break-even fee -" in verdicts.say_worth(nothing)
-    assert verdicts.say_worth(verdicts.judge(truth, forecast, floors, "bp")) == ""
+    assert verdicts.say_worth(nothing, "LOSES").startswith("information coefficient -0.2")
+    assert "following its sign would not pay a fee of 0.1 bp: break-even fee -" in verdicts.say_worth(nothing, "LOSES")
+    assert verdicts.say_worth(verdicts.judge(truth, forecast, floors, "bp"), "TIES") == ""
     silent = verdicts.judge(truth, 0 * truth, {"drift": floors["drift"]}, "bp", is_price=True)
     assert (silent.ic, silent.fee, silent.direction) == (None, None, None)
 

@@ -662,3 +662,14 @@ def test_pyplot_is_never_loaded():
 )
 def test_names_and_numbers_are_said_as_people_say_them(call, said):
     assert call() == said
+
+
+def test_too_few_windows_are_a_dot_without_a_line():
+    results = made_up_results(stop=4)
+    for line in results[1:]:
+        line["test"]["price"] |= {"windows": 63, "skill_low": -99.0, "skill_high": 1.0}
+    (axes,) = verdict_figure(results).axes
+    assert len(axes.lines) == 1 + 2 + 3  # zero, an interval with its dot, and three dots
+    assert [text.get_text() for text in axes.texts].count("TOO FEW TO TELL") == 3
+    low, high = axes.get_xlim()
+    assert -20 < low < high < 20

@@ -22,7 +22,7 @@ from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.making import check_making, check_telling, note_finished
 from cpbkit.evaluation.metrics import echo_lag
 from cpbkit.evaluation.poison import Column, Finding, Pipeline, check_future
-from cpbkit.evaluation.verdicts import Judgement, judge_heads, verdicts
+from cpbkit.evaluation.verdicts import TOO_FEW, Judgement, judge_heads, verdicts
 from cpbkit.training.loop import assemble, loss_per_model
 from cpbkit.windows.series import Series, from_klines
 from cpbkit.windows.splits import Splits, split
@@ -125,7 +125,10 @@ def check_placebo(
     judge_twin: trains and judges on the twin of a seed. real: the skill on the real series, to stand beside.
     """
     found = {str(seed): judge_twin(seed) for seed in range(twins)}
-    beaten = sum(v.word == "BEATS" for v in verdicts(found).values())
+    words = [verdict.word for verdict in verdicts(found).values()]
+    if TOO_FEW in words:
+        return Finding(check, "NOTE", f"{words.count(TOO_FEW)} of {twins} twins have too few windows to tell")
+    beaten = words.count("BEATS")
     skills = [100 * j.skill for j in found.values()]
     evidence = f"{beaten} of {twins} twins beaten; their skill is {min(skills):+.2f} to {max(skills):+.2f} %"
     if real is not None:

@@ -6,6 +6,7 @@ import numpy as np
 import scipy
 
 LEVEL = 0.95  # of every interval
+TURNS = 10  # of a position, at the least, for a fee: a trend that was met once is no timing
 
 
 def rmse(truth, forecast, axis=None):
@@ -218,12 +219,13 @@ def break_even_fee(moves, forecast, horizon: int) -> tuple[float, float, float] 
 
     moves, forecast (N,): over `horizon` bars from successive origins. The sign is held over the horizon and traded to
     the next one; the fee is of each unit traded (1 to enter, 2 to turn around), each of the `horizon` ways to begin
-    counts alike. Only timing counts: what the mean position earns by itself is taken off. None where it never trades.
+    counts alike. Only timing counts: what the mean position earns by itself is taken off. None where it turns
+    fewer than ten times.
     """
     moves, forecast = _same_shape(moves, forecast)
     position = np.sign(forecast)
     earned, traded = (position - position.mean()) * moves, np.abs(position - np.roll(position, horizon))
-    if len(moves) < 2 * horizon or not traded[horizon:].any():
+    if np.count_nonzero(traded[horizon:]) < TURNS * horizon:  # each turn is seen by every way to begin
         return None
     earned, traded = earned[horizon:], traded[horizon:]
     fee = float(earned.mean() / traded.mean())

@@ -318,13 +318,16 @@ def _spread(skill: float, low: float, high: float) -> str:
     return f"{100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f})"
 
 
-def say_worth(j: Judgement) -> str:
-    """Say in one sentence what a judgement's forecast would be worth; empty where its sign cannot be traded."""
+def say_worth(j: Judgement, word: str) -> str:
+    """Say in one sentence what a forecast would be worth; empty where its sign cannot be traded.
+
+    word: of its verdict, without which a fee above 0 is one lucky interval of many.
+    """
     if j.ic is None or j.fee is None:
         return ""
     ic = f"information coefficient {j.ic:+.3f} ({j.ic_low:+.3f} to {j.ic_high:+.3f})"
     fee = f"break-even fee {j.fee:.1f} bp ({j.fee_low:.1f} to {j.fee_high:.1f})"
-    if j.fee_low > FEE:
+    if j.fee_low > FEE and word == BEATS:
         said = f"following its sign would have paid a fee of {j.fee_low:.1f} bp"
     elif j.fee > FEE:
         said = f"following its sign is not sure to pay a fee of {FEE} bp"
@@ -412,7 +415,7 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "fee bp": j.fee,
                     "fee low bp": j.fee_low,
                     "fee high bp": j.fee_high,
-                    "worth": say_worth(j),
+                    "worth": say_worth(j, found[series].word),
                     "level rmse": j.level_rmse,
                     "level mae": j.level_mae,
                     "windows": j.windows,

@@ -107,9 +107,7 @@ def _verdicts(run: RunFolder, results: Sequence[Mapping]) -> dict:
             {
                 "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
                 "together": pooled.pool(losses[head]).sentence() if head in losses else "",
-                "worth": next(
-                    (f"{label(n)}: {said}" for n in best_first if (said := verdicts.say_worth(group[n]))), ""
-                ),
+                "worth": _worth(group, found, best_first),
                 "rows": [_verdict_row(name, group[name], found[name]) for name in best_first],
             }
         )
@@ -117,9 +115,9 @@ def _verdicts(run: RunFolder, results: Sequence[Mapping]) -> dict:
     return {"heads": heads, "verdict_columns": VERDICT_COLUMNS, "verdict_figure": figure}
 
 
-def _worth(group: Mapping[str, verdicts.Judgement], order: Sequence[str]) -> str:
+def _worth(group: Mapping[str, verdicts.Judgement], found: Mapping[str, verdicts.Verdict], order: Sequence[str]) -> str:
     """Say what the first model of the order that names a price's direction would be worth."""
-    said = ((name, verdicts.say_worth(group[name])) for name in order)
+    said = ((name, verdicts.say_worth(group[name], found[name].word)) for name in order)
     return next((f"{label(name)}: {worth}" for name, worth in said if worth), "")
 
 

@@ -68,7 +68,9 @@ def _tested(results: Sequence[Mapping]) -> str:
 
 def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mapping[str, Verdict], rows: int) -> None:
     order = sorted(group, key=lambda name: -group[name].skill)
-    ends = np.array([(100 * group[n].skill_low, 100 * group[n].skill_high) for n in order])
+    told = [group[name] for name in order]
+    ends = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in told]  # no interval, no reach
+    ends = 100 * np.array(ends)
     # One model that is far off, or has too few windows for an interval, must not flatten all others.
     low, high = np.percentile(ends, [10, 90])
     reach = 1.5 * (high - low) or 1.0
@@ -78,7 +80,7 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     for y, (name, (begin, end)) in enumerate(zip(order, ends, strict=True)):
         word = found[name].word
         skill = 100 * group[name].skill
-        if word != verdicts.TOO_FEW:  # its interval holds everything
+        if group[name].is_enough:
             axes.plot([begin, end], [y, y], color=COLOURS[word], lw=2, solid_capstyle="butt")
         beyond = skill < low - pad or skill > high + pad
         marker = "o" if not beyond else "<" if skill < low else ">"
