@@ -236,7 +236,7 @@ class Retraining:
         return from_klines(self.klines, self.experiment.task)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Link:
     """A file that was written, shown in a notebook as a link to it."""
 
@@ -247,6 +247,8 @@ class Link:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         near = os.path.relpath(self.path)
