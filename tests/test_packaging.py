@@ -127,7 +127,7 @@ def test_every_path_of_the_readme_is_there():
 @pytest.mark.slow
 def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """As they stand, but for a shorter preset, and the seeded market in place of the archive."""
-    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     assert lines.count("\n") - lines.count("\n\n") <= 10
     small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
     monkeypatch.setitem(PRESETS, "quick", small)
