@@ -27,7 +27,7 @@ from cpbkit.data.download import Retries
 from cpbkit.errors import CpbkitError, DataError, UnknownName
 
 NOW = "2025-03-12T10:30"
-QUICK = Retries(connect=2, read=0.4, whole=1.5, tries=3, backoff=0.002, longest_wait=0.02)
+QUICK = Retries(connect=2, read=0.8, whole=2.5, tries=3, backoff=0.002, longest_wait=0.02)
 FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)
 
 
