@@ -21,16 +21,20 @@ from conftest import ROOT
 from test_report import write_run
 from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
-from cpbkit.cli.command import Commands, experiment_of, last_months
+from cpbkit.cli.command import Commands, experiment_of, last_months, status_line
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.binance import Incomplete
+from cpbkit.data.cache import Entry
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, Terminated, UnknownName
 from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.leakage import Finding
+from cpbkit.gpu_check.doctor import Examination
+from cpbkit.gpu_check.findings import check_environment
 from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.plan import Plan
 
 
 def run(*arguments, cli=cpbkit):
@@ -172,7 +176,7 @@ def test_a_tuple_may_be_set_whatever_its_default(monkeypatch, given, setting, va
         (["--source", "synthetic", "--start", "2025-02-01", "--end", "2025-01-01"], "start must not be after end"),
         (["--end", "2025-02-01"], "which days?"),
         (["--start", "yesterday", "--end", "2025-01-01"], "a day like 2025-03-01"),
-        (["--set", "learning_rat=1"], "learning_rate"),
+        (["--set", "learning_rat=1"], "(nearest: learning_rate"),
         (["--set", "epochs=many"], "epochs is a int"),
         (["--set", "epochs"], "epochs=100"),
         (["--preset", "huge"], "quick"),
@@ -258,6 +262,9 @@ def test_fetch_shows_the_passports(monkeypatch):
     for passport in told:
         assert passport["series"] in shown.output and str(passport["got"]) in shown.output
         assert passport["gaps"] and all(gap["start"] in shown.output for gap in passport["gaps"])
+        assert all(
+            ", not explained: " in line for line in shown.output.splitlines() if passport["gaps"][0]["start"] in line
+        )
 
 
 def test_fetch_fails_when_bars_are_missing_unless_they_are_accepted(monkeypatch):
@@ -484,6 +491,30 @@ def test_a_plan_is_printed_and_nothing_trained(tmp_path, monkeypatch):
     assert told["epochs"] == 2 and told["seconds"] > 0 and not list(tmp_path.iterdir())
 
 
+def test_a_plan_tells_its_time_in_minutes(monkeypatch):
+    plan = Plan([["BTCUSDT_1h", "ETHUSDT_1h"]], 9, 12, 5, ["cpu"], seconds=90.0, reason="one stack")
+    monkeypatch.setattr("cpbkit.runs.sweep.preview", lambda *_, **__: plan)
+    shown = run(*SWEEP, "--plan").output
+    assert "2 models: one stack." in shown and "about 1.5 min in all" in shown
+    assert "At most 12 epochs of 9 steps a model, or 5 without a better one" in shown
+
+
+def test_what_is_going_on_is_said_every_ten_seconds_where_lines_are_kept(monkeypatch, capfd):
+    now = iter((1000.0, 1000.0, 1004.0, 1011.0, 1011.0))
+    monkeypatch.setattr("cpbkit.cli.command.time.monotonic", lambda: next(now))
+    with status_line() as say:
+        for text in ("first", "soon after", "later"):
+            say(text)
+    assert capfd.readouterr().err == "first\nlater\n"
+
+
+def test_a_step_without_a_diagnosis_fails_the_command(monkeypatch):
+    found = Examination(check_environment(), "quick", failure="one step takes 9.0 s")
+    monkeypatch.setattr("cpbkit.gpu_check.doctor.diagnose", lambda *_: found)
+    shown = run("doctor", "--preset", "quick")
+    assert shown.exit_code == 1 and "quick: no diagnosis. one step takes 9.0 s" in shown.output
+
+
 def test_a_table_of_ones_own_is_trained_on(tmp_path):
     rng = np.random.default_rng(0)
     times = pd.date_range("2025-01-01", periods=600, freq="h")
@@ -493,6 +524,10 @@ def test_a_table_of_ones_own_is_trained_on(tmp_path):
     shown, told = run(*wish), json.loads(run(*wish, "--json").stdout)
     assert told["columns"] == ["load", "heat"] and told["errors"] == told["persistence"]
     assert f"{told['errors']['mse']:.4f}" in shown.output and "town: persistence, 24 rows in, 6 out" in shown.output
+    ours = [*wish[:2], "--model", "nlinear", *wish[4:], "--epochs", "1", "--set", "steps=3"]
+    told, shown = json.loads(run(*ours, "--json").stdout), run(*ours).output
+    errors = (told[who][error] for who in ("errors", "persistence") for error in ("mse", "mae"))
+    assert re.search(r"all columns +" + " +".join(f"{error:.4f}" for error in errors), shown)
     twice = run(*wish, "--epochs", "3", "--set", "epochs=4")
     assert twice.exit_code == 2 and "epochs is 3 already" in twice.output
 
@@ -663,3 +698,14 @@ def test_cache_lists_verifies_and_removes(tmp_path):
     assert run("cache", "list").output.startswith("0 series, 0.0 MB in ")
     assert json.loads(run("cache", "verify", "--json").output) == []
     assert run("cache", "remove").exit_code == 0
+
+
+def test_a_damaged_file_of_the_cache_is_named_and_fails(monkeypatch):
+    sound = Entry("a", "spot", "BTCUSDT_1h", "2025-01-01T00:00", "2025-01-01T23:00", 24)
+    broken = Entry("b", "spot", "ETHUSDT_1h", problem="cut off after 3 rows")
+    monkeypatch.setattr("cpbkit.data.cache.Store.verify", lambda *_: [sound, broken])
+    shown = run("cache", "verify")
+    assert shown.exit_code == 1 and "ETHUSDT_1h     cut off after 3 rows" in shown.output
+    assert "BTCUSDT_1h     2025-01-01T00:00 to 2025-01-01T23:00" in shown.output and "; 1 damaged" in shown.output
+    monkeypatch.setattr("cpbkit.data.cache.Store.verify", lambda *_: [sound])
+    assert run("cache", "verify").exit_code == 0

@@ -21,10 +21,11 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.errors import UnknownName
 from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
-from cpbkit.gpu_check.doctor import _throttling, diagnose, preset_step, render
+from cpbkit.gpu_check.doctor import Examination, _throttling, diagnose, preset_step, render
+from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import Numbers
-from cpbkit.gpu_check.step import Step, measure
+from cpbkit.gpu_check.step import Measured, Step, measure
 from cpbkit.gpu_check.trials import TRIALS, Gain, compare, try_fixes
 
 
@@ -161,6 +162,16 @@ def test_a_fix_that_cannot_be_had_is_told_and_a_mistake_in_the_program_is_raised
     else:
         with pytest.raises(type(error), match=str(error)):
             try_fixes(step, diagnosis, seconds=0.1)
+
+
+def test_what_supports_a_verdict_and_what_stands_beside_it_is_shown():
+    numbers = Numbers(loop=10, cached=10, host=10, device=1, kernels=500, optimizer_share=0.5, growth=102_400.0)
+    measured = Measured(numbers, "by hand", ("the step prints",))
+    shown = render(Examination(check_environment(), "mine", measured, decide(numbers)))
+    assert "HOST-BOUND " in shown and "\n  reason: OPTIMIZER_FOR_LOOP\n" in shown and "500 kernels" in shown
+    assert "\n  also: the step prints\n" in shown and "\n  also: MEMORY_GROWTH: live memory grows by 100 KB" in shown
+    bill = {line[2:22].strip(): line[22:].split() for line in shown.splitlines()}
+    assert bill["fused optimiser"][:4] == ["2.00x", "not", "tried", "here:"]
 
 
 def test_half_precision_is_tried_on_the_weights_of_each_step():

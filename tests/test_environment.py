@@ -71,7 +71,7 @@ def without_gpu(**changes):
 def test_each_fault_gets_its_verdict(facts, code, word):
     finding = judge(facts).findings[0]
     found = [f for f in judge(facts).findings if f.code]
-    assert [f.code for f in found] == [code]
+    assert [f.code for f in found] == [code] and (found[0].level in ("WARN", "FAIL") or word == "no GPU")
     assert word in found[0].text
     assert finding.level != "ok" or code in ("DEBUG_MODE_ON", "THROTTLED_OR_SHARED")
 

@@ -141,6 +141,17 @@ def test_everything_of_the_folder_is_on_the_page(page):
     assert "GPU memory, GB" in page.text and "reserved 1.70" in page.text
 
 
+def test_coverage_stands_under_its_own_name(tmp_path):
+    told = {"coverage": 0.912, "coverage_wild": 0.701, "coverage_worst_step": 0.888, "width": 80.0, "unit": "bp"}
+    told |= {"score": 91.0, "score_persistence": 92.0, "crps": 11.0, "crps_persistence": 12.0, "nominal": 0.9}
+    told |= {"dates": ["2023-06-12T17:00", "2023-06-30T23:45"], "over_time": [0.9, 0.92]}
+    results = made_up_results(stop=1)
+    results[0]["intervals"] = {"price": told}
+    ((name, head, *numbers),) = Page(write_report(write_run(tmp_path / "run", results))).table("series", "head")
+    assert (name, head) == (label(results[0]["series"]), "price")
+    assert numbers == ["91.2", "70.1", "88.8", "80.00 bp", "91.00", "92.00", "11.00", "12.00"]
+
+
 def test_the_settings_are_those_that_the_plan_settled(tmp_path):
     folder = write_run(tmp_path / "run", made_up_results(stop=2), monitor=False)
     (folder / "progress").mkdir()

@@ -25,6 +25,7 @@ from cpbkit.views.loss import loss_figure, relative
 from cpbkit.views.market import candle_figure, passport_figure
 from cpbkit.views.panels import PANEL_X, PANEL_Y, Frame, SweepPicture, sweep_html
 from cpbkit.views.strip import strips, ticks
+from cpbkit.views.tables import COLOURS, verdict_html
 from cpbkit.views.timeline import memory_figure
 from cpbkit.views.verdict import forecast_figure, health_figure, verdict_figure
 from cpbkit.windows.series import Series
@@ -451,6 +452,17 @@ def test_verdicts_are_drawn_best_first_in_the_colour_of_their_word():
         said = [t.get_text() for t in axes.texts]
         assert said == [words[name].word for name in order if words[name].word != "TIES"] and len(said) == 4
         assert head in axes.get_title(loc="left")
+
+
+def test_the_table_of_a_notebook_has_each_verdict_in_its_colour_and_the_headlines():
+    by_head = verdicts.judgements(made_up_results())
+    page = verdict_html(verdicts.verdict_table(by_head), ["3 of 40 beat & so on"])
+    rules = re.findall(r"((?:#\w+[, \n]*)+)\{\s*color: (#\w+);", page)
+    colour = {name: value for names, value in rules for name in re.findall(r"#(\w+)", names)}
+    words = re.findall(r'<td id="(\w+)"[^>]*>(BEATS|TIES|LOSES)<', page)
+    assert {(word, colour[cell]) for cell, word in words} == set(COLOURS.items()) and len(set(COLOURS.values())) == 3
+    assert COLOURS["LOSES"] == "#c0392b" and COLOURS["BEATS"] == "#1a7f4b", "red and green"
+    assert len(words) == 38 and page.endswith("<p><b>3 of 40 beat &amp; so on</b></p>")
 
 
 def test_one_hopeless_model_does_not_flatten_the_others():
