@@ -672,6 +672,7 @@ def test_smoke_fails_where_a_model_learns_nothing(monkeypatch):
     monkeypatch.setattr("cpbkit.evaluation.leakage.OVERFIT_STEPS", 50)
     shown = run("smoke", "--epochs", "1", "--set", "learning_rate=1e-9")
     assert shown.exit_code == 1 and "not as expected: BTCUSDT_15m" in shown.output
+    assert shown.output.splitlines()[-1] == "Not sound." and "BTCUSDT_15m (planted): " in shown.output
 
 
 @pytest.mark.slow
