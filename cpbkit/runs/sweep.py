@@ -155,7 +155,7 @@ class Place:
             devices = find_places(self.workers, series)
         return replace(plan, devices=devices)
 
-    def run(self, units: list[Unit], plan: Plan, retry: executors.Retry) -> Iterator[Message]:
+    def run(self, units: list[Unit], plan: Plan, retry: executors.Retry | None = None) -> Iterator[Message]:
         """Run the units and stream their messages; `retry` is asked about those whose worker is lost."""
         if self.executor == "ray":
             return executors.on_ray(units, work, self.gpus, retry)
