@@ -251,18 +251,22 @@ def test_a_closed_form_is_measured_as_one_and_has_no_batch():
 
 
 SMALL = ("width=8", "batch=8", "context=4", "horizon=1")
+NETWORKS = {
+    (preset.task, preset.model): name for name, preset in PRESETS.items()
+}  # two presets train another's network
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NETWORKS.values())
 def test_the_bill_of_every_preset_holds_gains_and_no_errors(name):
     settings = [word for setting in SMALL for word in ("--set", setting)]
-    for seconds in (1, 15):  # the latter on a loaded machine, where the first says that it wants more
+    gain = re.compile(r"\n  stack of series +only a trial tells +\d+\.\d\dx  \[\d")
+    for seconds in (1, 4, 16):  # the latter on a loaded machine, where the first asks for more
         shown = CliRunner().invoke(cpbkit, ["doctor", "--preset", name, "--seconds", seconds, *settings])
-        if "give it more" not in shown.output:
+        if gain.search(shown.output) or "give it more" not in shown.output:
             break
     assert shown.exit_code == 0, shown.output + repr(shown.exception)
-    assert re.search(r"\n  stack of series +only a trial tells +\d+\.\d\dx  \[\d", shown.output), shown.output
+    assert gain.search(shown.output), shown.output
     wrong = re.compile(r"could not|argument|object|Traceback|Error|error|nan|None")
     assert not wrong.search(shown.output), shown.output
 
