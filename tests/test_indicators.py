@@ -5,7 +5,6 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-import talib
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,8 @@ from cpbkit import indicators
 from cpbkit.config.experiment import OHLC, OHLC_RETURNS
 from cpbkit.errors import DataError, UnknownName
 from cpbkit.indicators import INDICATORS, compute
+
+talib = pytest.importorskip("talib", reason="TA-Lib has no wheel for Python 3.10")
 
 WARM_UP = 400  # rows after which different starts of Wilder's average agree to 1e-10
 AVERAGES = ("ema", "macd", "rsi", "atr", "adx", "plus_di", "minus_di", "keltner")
