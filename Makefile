@@ -5,4 +5,4 @@ demo:
 	@python=$$(sh setup.sh) && $$python -m cpbkit demo
 
 test:
-	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile
+	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m "not alone" && $$python -m pytest -m alone

@@ -419,6 +419,7 @@ def test_a_unit_takes_its_share_of_the_time_that_is_left(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # Ray gives a node 30 s to start
 def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install cpbkit[ray]")
     from ray.cluster_utils import Cluster
