@@ -213,8 +213,8 @@ def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
     found = run.verdicts().to_frame().set_index("head")
     judged = run.results[0]["test"]
     assert set(found.index) == set(judged) == {"load", "walk"}
-    assert judged["load"]["rmse"] < 0.9 * judged["load"]["floors"]["persistence"]
-    assert judged["walk"]["rmse"] > 0.95 * judged["walk"]["floors"]["persistence"]
+    assert judged["load"]["rmse"] < 0.9 * judged["load"]["baselines"]["persistence"]
+    assert judged["walk"]["rmse"] > 0.95 * judged["walk"]["baselines"]["persistence"]
     told = run["grid"].forecast(table)
     assert (
         list(told.frame.columns[:3]) == ["load", "load_low", "load_high"]

@@ -1,4 +1,4 @@
-"""Floors against series whose right forecast is known, direct regressions, and a poisoned future."""
+"""Baselines against series whose right forecast is known, direct regressions, and a poisoned future."""
 
 import dataclasses
 import logging
@@ -37,15 +37,15 @@ def walk(count=2000, seed=0, targets=1):
 
 
 def errors(series, origins, horizon, train_end):
-    """Return the test error of each floor, as a share of persistence's."""
+    """Return the test error of each baseline, as a share of persistence's."""
     truth = series.truth(origins, horizon)
-    found, _ = baselines.floors(series, series.heads[0], origins, horizon, train_end)
+    found, _ = baselines.forecasts(series, series.heads[0], origins, horizon, train_end)
     rms = {name: np.sqrt(np.mean((y - truth) ** 2)) for name, y in found.items()}
     return {name: value / rms["persistence"] for name, value in rms.items()}
 
 
-@pytest.mark.parametrize("name", baselines.FLOORS)
-def test_every_floor_has_the_shape_of_the_truth(name):
+@pytest.mark.parametrize("name", baselines.BASELINES)
+def test_every_baseline_has_the_shape_of_the_truth(name):
     series = make_series(walk(targets=3), "volatility")
     y = baselines.forecast(name, series, np.arange(1500, 1600), 5, 1400)
     assert y.shape == series.truth(np.arange(1500, 1600), 5).shape == (100, 5, 3)
@@ -55,8 +55,8 @@ def test_every_floor_has_the_shape_of_the_truth(name):
 
 
 @pytest.mark.parametrize("head", ["price", "volatility"])
-@pytest.mark.parametrize("name", baselines.FLOORS)
-def test_no_floor_sees_the_future(name, head):
+@pytest.mark.parametrize("name", baselines.BASELINES)
+def test_no_baseline_sees_the_future(name, head):
     """Garbage after row 1500 changes no forecast at or before it; garbage in test leaves the fit alone."""
     series = make_series(walk(), head, anchors=walk(seed=1))
     poison = {f: np.where(np.arange(2000)[:, None] > 1500, 1e6, getattr(series, f)) for f in ("levels", "anchors")}
@@ -149,28 +149,28 @@ def test_what_is_not_there_is_persistence_and_is_said(caplog):
         y = baselines.forecast("seasonal_week", series, origins, 2, 150)
     assert not y[:8].any() and y[8:].all()
     assert caplog.messages == ["seasonal_week is persistence at 8 of 12 origins of TESTUSDT_1h: no bar 7 days before"]
-    found, notes = baselines.floors(series, "price", np.arange(100, 112), 2, 90)
+    found, notes = baselines.forecasts(series, "price", np.arange(100, 112), 2, 90)
     assert "seasonal_week" not in found and "seasonal_day" in found
     assert notes == ("seasonal_week is persistence at 12 of 12 origins of TESTUSDT_1h: no bar 7 days before",)
 
 
 def test_bars_that_do_not_divide_a_day_have_no_daily_season():
     series = make_series(walk(500), step=7 * HOUR)
-    found, notes = baselines.floors(series, "price", np.arange(400, 420), 2, 350)
+    found, notes = baselines.forecasts(series, "price", np.arange(400, 420), 2, 350)
     assert "seasonal_day" not in found and "seasonal_week" in found
     assert any("no bar 24 h before" in note for note in notes)
 
 
-def test_heads_get_their_floors_and_columns():
+def test_heads_get_their_baselines_and_columns():
     levels = walk(600, targets=3)
     series = dataclasses.replace(make_series(levels), heads=("price", "volatility", "price"))
-    price, _ = baselines.floors(series, "price", np.arange(400, 410), 2, 350)
-    volatility, _ = baselines.floors(series, "volatility", np.arange(400, 410), 2, 350)
+    price, _ = baselines.forecasts(series, "price", np.arange(400, 410), 2, 350)
+    volatility, _ = baselines.forecasts(series, "volatility", np.arange(400, 410), 2, 350)
     assert set(volatility) - set(price) == {"mean", "ewma", "har"}
     assert price["ridge_ar"].shape == (10, 2, 2) and volatility["ridge_ar"].shape == (10, 2, 1)
     with pytest.raises(UnknownName, match=r"got 'volatilty' \(nearest: volatility"):
-        baselines.floors(series, "volatilty", np.arange(400, 410), 2, 350)
-    with pytest.raises(UnknownName, match="floor must be a known name; got 'ridge'"):
+        baselines.forecasts(series, "volatilty", np.arange(400, 410), 2, 350)
+    with pytest.raises(UnknownName, match="baseline must be a known name; got 'ridge'"):
         baselines.forecast("ridge", series, np.arange(400, 410), 2, 350)
 
 
@@ -293,7 +293,7 @@ def test_har_equals_a_direct_regression():
     assert baselines.forecast("har", series, at, 3, 600)[..., 0] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", baselines.FLOORS)
+@pytest.mark.parametrize("name", baselines.BASELINES)
 def test_a_train_split_too_short_to_fit_is_persistence(name):
     series = make_series(walk(60), "volatility")
     y = baselines.forecast(name, series, np.arange(40, 50), 4, 1)
@@ -304,7 +304,7 @@ def test_a_train_split_too_short_to_fit_is_persistence(name):
         assert not y.any()
 
 
-@pytest.mark.parametrize("name", baselines.FLOORS)
+@pytest.mark.parametrize("name", baselines.BASELINES)
 def test_a_series_that_never_moves_is_forecast_as_such(name):
     series = make_series(np.full(800, 3.0), "volatility")
     assert baselines.forecast(name, series, np.arange(600, 620), 4, 500) == pytest.approx(0, abs=1e-9)

@@ -175,20 +175,20 @@ def test_the_cosine_test_at_its_edges():
 def test_the_interval_of_a_ratio_is_the_test_inverted():
     rng = np.random.default_rng(0)
     for count, horizon in ((40, 1), (300, 5), (60, 15)):
-        floor = rng.exponential(size=count) + 0.1
-        loss = 0.8 * floor + 0.3 * rng.exponential(size=count)
-        low, high = metrics.ratio_interval(loss, floor, horizon)
-        assert low < loss.mean() / floor.mean() < high
+        baseline = rng.exponential(size=count) + 0.1
+        loss = 0.8 * baseline + 0.3 * rng.exponential(size=count)
+        low, high = metrics.ratio_interval(loss, baseline, horizon)
+        assert low < loss.mean() / baseline.mean() < high
         for end in (low, high):
-            assert metrics.cosine_test(loss - end * floor, horizon)[1] == pytest.approx(0.05)
-        wide = metrics.ratio_interval(loss, floor, horizon, (0.005, 0.025))
+            assert metrics.cosine_test(loss - end * baseline, horizon)[1] == pytest.approx(0.05)
+        wide = metrics.ratio_interval(loss, baseline, horizon, (0.005, 0.025))
         assert wide[0] < low and wide[1] == high
 
 
 def test_the_interval_of_a_ratio_is_open_where_the_mean_below_may_be_zero():
-    loss, floor = np.random.default_rng(0).normal([[1.0], [0.1]], 1, (2, 40))
-    assert metrics.cosine_test(floor, 5)[1] > 0.05
-    assert metrics.ratio_interval(loss, floor, 5) == (-np.inf, np.inf)
+    loss, baseline = np.random.default_rng(0).normal([[1.0], [0.1]], 1, (2, 40))
+    assert metrics.cosine_test(baseline, 5)[1] > 0.05
+    assert metrics.ratio_interval(loss, baseline, 5) == (-np.inf, np.inf)
 
 
 def test_rank_correlation_and_its_interval():

@@ -21,17 +21,17 @@ def losses(gain=0.0, windows=300, seed=0, common=None, step=3600, horizon=1, beg
     known, unknown, noise = rng.normal(size=(3, windows))
     unknown = unknown if common is None else unknown + common
     truth = gain * known + unknown
-    floors = {"persistence": truth**2, "drift": (truth - 0.3) ** 2}
+    baselines = {"persistence": truth**2, "drift": (truth - 0.3) ** 2}
     model = (unknown + 0.3 * noise * (gain == 0)) ** 2  # without a gain it is persistence and noise of its own
-    return Losses(begin + step * np.arange(windows), step, horizon, np.ones(windows), model, floors)
+    return Losses(begin + step * np.arange(windows), step, horizon, np.ones(windows), model, baselines)
 
 
 def test_what_no_series_shows_alone_is_found_over_all():
     group = {str(seed): losses(0.12, seed=seed) for seed in range(40)}
-    alone = [float(metrics.cosine_test(one.model - one.floors["persistence"], 1)[1]) for one in group.values()]
+    alone = [float(metrics.cosine_test(one.model - one.baselines["persistence"], 1)[1]) for one in group.values()]
     found = pooled.pool(group)
     assert found.verdict.word == "BEATS" and metrics.holm(alone).min() > 0.05
-    assert (found.series, found.times, found.floor) == (40, 300, "persistence")
+    assert (found.series, found.times, found.baseline) == (40, 300, "persistence")
     assert 0 < found.skill_low < found.skill < found.skill_high and found.skill == pytest.approx(0.0072, abs=0.002)
     assert 0.5 < found.win_rate <= 1
     assert found.sentence().startswith("all 40 series at once: BEATS, skill +0.")
@@ -45,7 +45,7 @@ def test_series_that_move_together_are_one_piece_of_evidence():
     for seed in range(25):
         common = 2 * np.random.default_rng(900 + seed).normal(size=300)
         group = {str(i): losses(0.0, seed=40 * seed + i, common=common) for i in range(40)}
-        even = {n: dataclasses.replace(g, floors={"persistence": np.roll(g.model, 1)}) for n, g in group.items()}
+        even = {n: dataclasses.replace(g, baselines={"persistence": np.roll(g.model, 1)}) for n, g in group.items()}
         words.append(pooled.pool(even).verdict.word)
     assert words.count("TIES") >= 22
 
@@ -55,8 +55,8 @@ def test_the_pool_by_hand_over_intervals_and_times_that_differ():
     quarter = Losses(900 * np.arange(4), 900, 4, np.array([1, 1, 2, 2.0]), np.array([1, 3, 2, 6.0]), {})
     half = Losses(1800 * np.arange(1, 3), 1800, 2, np.ones(2), np.array([2, 4.0]), {})
     parts = {
-        "quarter": dataclasses.replace(quarter, floors={"drift": np.array([2, 2, 4, 4.0])}),
-        "half": dataclasses.replace(half, floors={"drift": np.array([4.0, 4.0])}),
+        "quarter": dataclasses.replace(quarter, baselines={"drift": np.array([2, 2, 4, 4.0])}),
+        "half": dataclasses.replace(half, baselines={"drift": np.array([4.0, 4.0])}),
     }
     table, horizon = pooled._means(parts, [{name: one.model for name, one in parts.items()}])
     assert horizon == 2
@@ -66,7 +66,7 @@ def test_the_pool_by_hand_over_intervals_and_times_that_differ():
     assert found.skill == pytest.approx(1 - np.sqrt((1 + 2.5 / 3 + 1) / 3))
 
 
-def test_to_lose_takes_as_much_more_as_there_are_floors():
+def test_to_lose_takes_as_much_more_as_there_are_baselines():
     group = {str(seed): losses(0.0, seed=seed) for seed in range(8)}
     found = pooled.pool(group)
     table, _ = pooled._means(group, [{name: one.model for name, one in group.items()}])
@@ -80,8 +80,8 @@ def test_losses_survive_their_file_and_a_damaged_one_is_named():
     assert list(back) == ["price", "bands"]
     for name in ("times", "model", "variance"):
         assert np.array_equal(getattr(back["bands"], name), getattr(one, name))
-    assert back["price"].floors.keys() == one.floors.keys() and back["price"].horizon == 1
-    perfect = dataclasses.replace(one, floors={"persistence": 0 * one.model})
+    assert back["price"].baselines.keys() == one.baselines.keys() and back["price"].horizon == 1
+    perfect = dataclasses.replace(one, baselines={"persistence": 0 * one.model})
     stored = {
         "good": pooled.to_bytes({"price": one}),
         "perfect": pooled.to_bytes({"price": perfect}),
@@ -95,8 +95,8 @@ def test_losses_survive_their_file_and_a_damaged_one_is_named():
 def runs_of_nothing(seed, runs=8, windows=200):
     """Runs that are all as good as persistence, and err alike to a part."""
     rng = np.random.default_rng(seed)
-    floor, shared = rng.exponential(size=(2, windows))
-    first = Losses(3600 * np.arange(windows), 3600, 1, np.ones(windows), floor, {"persistence": floor})
+    baseline, shared = rng.exponential(size=(2, windows))
+    first = Losses(3600 * np.arange(windows), 3600, 1, np.ones(windows), baseline, {"persistence": baseline})
     own = 0.2 * shared + 0.8 * rng.exponential(size=(runs, windows))
     return {str(i): {"BTC": dataclasses.replace(first, model=model)} for i, model in enumerate(own)}
 
@@ -108,7 +108,7 @@ def test_the_best_of_eight_runs_is_corrected_for_the_choice(monkeypatch):
         runs = runs_of_nothing(seed)
         table = pooled.compare_runs(runs)
         found.append((table["verdict"] == "BEATS").any())
-        p = [metrics.cosine_test(r["BTC"].model - r["BTC"].floors["persistence"], 1) for r in runs.values()]
+        p = [metrics.cosine_test(r["BTC"].model - r["BTC"].baselines["persistence"], 1) for r in runs.values()]
         plain.append(any(q < 0.05 and t < 0 for t, q in p))
     assert np.mean(found) <= 0.05 and np.mean(plain) > 2 * np.mean(found)
 
@@ -116,14 +116,14 @@ def test_the_best_of_eight_runs_is_corrected_for_the_choice(monkeypatch):
 def test_a_run_that_is_better_is_still_found_and_copies_cost_nothing():
     runs = runs_of_nothing(3)
     good = runs["0"]["BTC"]
-    runs["good"] = {"BTC": dataclasses.replace(good, model=0.7 * good.floors["persistence"])}
+    runs["good"] = {"BTC": dataclasses.replace(good, model=0.7 * good.baselines["persistence"])}
     table = pooled.compare_runs(runs)
     assert table.loc[0, ["run", "verdict"]].tolist() == ["good", "BEATS"] and table["p"][0] < 0.01
     assert table["skill %"][0] == pytest.approx(100 * (1 - 0.7**0.5))
     alone = pooled.compare_runs({"a": runs["1"]})["p"][0]
     copies = pooled.compare_runs({name: runs["1"] for name in "abc"})["p"]
     assert alone == pytest.approx(
-        metrics.cosine_test(runs["1"]["BTC"].model - runs["1"]["BTC"].floors["persistence"], 1)[1], abs=0.01
+        metrics.cosine_test(runs["1"]["BTC"].model - runs["1"]["BTC"].baselines["persistence"], 1)[1], abs=0.01
     )
     assert copies.tolist() == pytest.approx([alone] * 3, abs=0.01)
 

@@ -71,7 +71,7 @@ def test_where_returns_have_no_structure_nothing_is_found(bars, forecaster):
 
 def test_where_volatility_clusters_the_past_is_worth_something(bars):
     found = judged(bars, har)["volatility"]
-    assert found.rmse < 0.95 * found.floors["mean"] and found.persistence_skill > 0.1
+    assert found.rmse < 0.95 * found.baselines["mean"] and found.persistence_skill > 0.1
 
 
 def test_the_volatility_of_a_bar_knows_no_other_bar(bars):

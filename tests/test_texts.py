@@ -63,8 +63,8 @@ def test_a_hostile_ledger_commands_no_terminal_and_runs_no_script_in_a_notebook(
     run = cpb.sweep("quick", folder=tmp_path, start="2025-01-01", end="2025-01-15", **where, **settings)
     line = run.results[0]
     evil, judged = "<script>alert(1)</script>\x1b]0;mine\x07", line["test"]["price"]
-    judged["floors"][evil] = judged["floors"][judged["best_floor"]]
-    judged["best_floor"] = evil
+    judged["baselines"][evil] = judged["baselines"][judged["best_baseline"]]
+    judged["best_baseline"] = evil
     (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
     page = cpb.open_run(tmp_path).verdicts()._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page

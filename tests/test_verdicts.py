@@ -27,28 +27,28 @@ def autoregression(phi, count=6000, seed=0):
 
 
 def example(windows=400, horizon=3, gain=0.3, seed=0):
-    """A truth with a known share that the forecast knows, and floors that know nothing or less."""
+    """A truth with a known share that the forecast knows, and baselines that know nothing or less."""
     rng = np.random.default_rng(seed)
     known, unknown = 1e-3 * rng.normal(size=(2, windows, horizon, 1))
     truth = gain * known + unknown
-    floors = {"persistence": np.zeros_like(truth), "drift": np.full_like(truth, 1e-4)}
-    return truth, gain * known, floors
+    baselines = {"persistence": np.zeros_like(truth), "drift": np.full_like(truth, 1e-4)}
+    return truth, gain * known, baselines
 
 
 def test_judgement_by_hand():
     truth = np.array([[[1.0], [2.0]], [[-1.0], [2.0]], [[1.0], [-4.0]], [[2.0], [2.0]]]) * 1e-4
     forecast = np.array([[[1.0], [1.0]], [[0.0], [1.0]], [[1.0], [1.0]], [[2.0], [0.0]]]) * 1e-4
-    floors = {"persistence": np.zeros_like(truth), "drift": np.full_like(truth, -1e-4)}
-    j = verdicts.judge(truth, forecast, floors, "bp", scale=np.array([2e-4]))
+    baselines = {"persistence": np.zeros_like(truth), "drift": np.full_like(truth, -1e-4)}
+    j = verdicts.judge(truth, forecast, baselines, "bp", scale=np.array([2e-4]))
     assert (j.windows, j.horizon, j.unit) == (4, 2, "bp")
     assert j.rmse == pytest.approx(np.sqrt((0 + 1 + 1 + 1 + 0 + 25 + 0 + 4) / 8))
     assert j.mae == pytest.approx((0 + 1 + 1 + 1 + 0 + 5 + 0 + 2) / 8)
     assert j.mase == pytest.approx(j.mae / 2)
     assert j.rmse_by_horizon == pytest.approx((0.5, np.sqrt(31 / 4)))
     persistence, drift = np.sqrt((1 + 4 + 1 + 4 + 1 + 16 + 4 + 4) / 8), np.sqrt((4 + 9 + 0 + 9 + 4 + 9 + 9 + 9) / 8)
-    assert j.floors == pytest.approx({"persistence": persistence, "drift": drift})
-    assert j.best_floor == "persistence"
-    assert j.floor_rmse_by_horizon == pytest.approx((np.sqrt(7 / 4), np.sqrt(28 / 4)))
+    assert j.baselines == pytest.approx({"persistence": persistence, "drift": drift})
+    assert j.best_baseline == "persistence"
+    assert j.baseline_rmse_by_horizon == pytest.approx((np.sqrt(7 / 4), np.sqrt(28 / 4)))
     assert j.skill == pytest.approx(1 - j.rmse / persistence)
     assert j.direction == pytest.approx(2 / 3)  # the last window's forecast has no sign
     assert j.spread == pytest.approx(np.sqrt(forecast.var(axis=0).mean() / truth.var(axis=0).mean()))
@@ -59,27 +59,27 @@ def mean_losses(truth, forecast):
 
 
 def test_the_statistics_are_of_the_loss_of_each_window():
-    truth, forecast, floors = example()
-    j = verdicts.judge(truth, forecast, floors, "bp")
-    mine, floor = mean_losses(truth, forecast)
-    assert [j.statistic, j.p] == pytest.approx(np.array(metrics.cosine_test(mine - floor, 3)))
-    best, worst = metrics.ratio_interval(mine, floor, 3, (0.0125, 0.025))  # the best of two floors was taken
+    truth, forecast, baselines = example()
+    j = verdicts.judge(truth, forecast, baselines, "bp")
+    mine, baseline = mean_losses(truth, forecast)
+    assert [j.statistic, j.p] == pytest.approx(np.array(metrics.cosine_test(mine - baseline, 3)))
+    best, worst = metrics.ratio_interval(mine, baseline, 3, (0.0125, 0.025))  # the best of two baselines was taken
     assert (j.skill_low, j.skill_high) == pytest.approx((1 - worst**0.5, 1 - best**0.5))
-    assert j.diebold_mariano == pytest.approx(metrics.diebold_mariano(mine, floor, 3)[0])
+    assert j.diebold_mariano == pytest.approx(metrics.diebold_mariano(mine, baseline, 3)[0])
     assert j.skill_low < j.skill == j.rmse_skill < j.skill_high
 
 
 def test_losses_count_in_units_of_the_variance_known_at_the_origin():
-    truth, forecast, floors = example()
+    truth, forecast, baselines = example()
     variance = np.where(np.arange(400) < 200, 1.0, 9.0)
     size = np.sqrt(variance)[:, None, None]
     wild = verdicts.judge(
-        truth * size, forecast * size, {n: y * size for n, y in floors.items()}, "bp", variance=variance
+        truth * size, forecast * size, {n: y * size for n, y in baselines.items()}, "bp", variance=variance
     )
-    calm = verdicts.judge(truth, forecast, floors, "bp")
-    for name in ("skill", "skill_low", "skill_high", "statistic", "p", "best_floor", "persistence_skill"):
+    calm = verdicts.judge(truth, forecast, baselines, "bp")
+    for name in ("skill", "skill_low", "skill_high", "statistic", "p", "best_baseline", "persistence_skill"):
         assert getattr(wild, name) == pytest.approx(getattr(calm, name))
-    assert wild.rmse_skill == pytest.approx(1 - wild.rmse / wild.floors["persistence"]) != calm.rmse_skill
+    assert wild.rmse_skill == pytest.approx(1 - wild.rmse / wild.baselines["persistence"]) != calm.rmse_skill
 
 
 def test_the_known_variance_uses_nothing_after_the_origin_and_no_move_over_a_gap():
@@ -109,8 +109,8 @@ def test_word_and_interval_of_one_model_agree():
         windows, horizon = [(64, 4), (60, 1), (400, 12)][seed % 3]
         truth = rng.normal(size=(windows, horizon, 1)) * np.exp(0.5 * rng.normal(size=(windows, 1, 1)))
         forecast = rng.uniform(-0.6, 0.9) * truth + rng.normal(size=truth.shape) * rng.uniform(0, 1)
-        floors = {"persistence": 0 * truth, "drift": 0 * truth + 0.05}
-        j = verdicts.judge(truth, forecast, floors, "bp")
+        baselines = {"persistence": 0 * truth, "drift": 0 * truth + 0.05}
+        j = verdicts.judge(truth, forecast, baselines, "bp")
         word = verdicts.verdicts({"a": j})["a"].word
         assert word == ("BEATS" if j.skill_low > 0 else "LOSES" if j.skill_high < 0 else "TIES"), j
         assert word == "TIES" or j.p < 0.05
@@ -119,19 +119,19 @@ def test_word_and_interval_of_one_model_agree():
 
 
 def test_a_tables_own_unit_is_left_as_it_is():
-    truth, forecast, floors = example()
-    own, points = (verdicts.judge(truth, forecast, floors, unit) for unit in ("Mbit/s", "bp"))
+    truth, forecast, baselines = example()
+    own, points = (verdicts.judge(truth, forecast, baselines, unit) for unit in ("Mbit/s", "bp"))
     assert own.rmse * 1e4 == pytest.approx(points.rmse)
     assert (own.skill, own.p, own.unit) == (points.skill, points.p, "Mbit/s")
 
 
-def test_the_floor_that_is_the_model_is_left_out():
-    truth, forecast, floors = example()
-    floors["ridge_ar"] = forecast
-    j = verdicts.judge(truth, forecast, floors, "bp", model="ridge_ar")
-    assert j.best_floor == "persistence" and "ridge_ar" not in j.floors and j.skill > 0
-    assert verdicts.judge(truth, forecast, floors, "bp", model="gru").skill == 0
-    with pytest.raises(ValueError, match="at least one floor besides the model; got none"):
+def test_the_baseline_that_is_the_model_is_left_out():
+    truth, forecast, baselines = example()
+    baselines["ridge_ar"] = forecast
+    j = verdicts.judge(truth, forecast, baselines, "bp", model="ridge_ar")
+    assert j.best_baseline == "persistence" and "ridge_ar" not in j.baselines and j.skill > 0
+    assert verdicts.judge(truth, forecast, baselines, "bp", model="gru").skill == 0
+    with pytest.raises(ValueError, match="at least one baseline besides the model; got none"):
         verdicts.judge(truth, forecast, {"drift": forecast}, "bp", model="drift")
 
 
@@ -155,10 +155,10 @@ def test_direction_counts_the_asked_target_over_the_whole_horizon():
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(300, 4, 3))
     forecast = np.stack([-truth[..., 0], truth[..., 1], rng.normal(size=(300, 4))], axis=-1)
-    floors = {"persistence": truth * 0}
-    assert verdicts.judge(truth, forecast, floors, "bp", direction_of=0).direction == 0
-    assert verdicts.judge(truth, forecast, floors, "bp", direction_of=1).direction == 1
-    j = verdicts.judge(truth, forecast, floors, "bp")
+    baselines = {"persistence": truth * 0}
+    assert verdicts.judge(truth, forecast, baselines, "bp", direction_of=0).direction == 0
+    assert verdicts.judge(truth, forecast, baselines, "bp", direction_of=1).direction == 1
+    j = verdicts.judge(truth, forecast, baselines, "bp")
     assert j.direction == np.mean(np.sign(truth[:, -1, 2]) == np.sign(forecast[:, -1, 2]))
     assert (j.direction_low, j.direction_high) == metrics.wilson(j.direction * 75, 75)  # 300 windows share 4 bars
     assert verdicts.judge(truth, 0 * truth, {"drift": truth + 1}, "bp").direction is None
@@ -174,33 +174,33 @@ def test_direction_counts_the_asked_target_over_the_whole_horizon():
     ],
 )
 def test_what_cannot_be_judged_is_refused(change, message):
-    truth, forecast, floors = change(*example())
+    truth, forecast, baselines = change(*example())
     with pytest.raises(ValueError, match=message):
-        verdicts.judge(truth, forecast, floors, "bp")
+        verdicts.judge(truth, forecast, baselines, "bp")
 
 
 def test_a_judgement_survives_json():
-    truth, forecast, floors = example()
-    full = verdicts.judge(truth, forecast, floors, "bp", anchors=np.zeros((400, 1)), scale=np.ones(1), notes=("so",))
-    for j in (full, verdicts.judge(truth, 0 * truth, floors, "bp")):
+    truth, forecast, baselines = example()
+    full = verdicts.judge(truth, forecast, baselines, "bp", anchors=np.zeros((400, 1)), scale=np.ones(1), notes=("so",))
+    for j in (full, verdicts.judge(truth, 0 * truth, baselines, "bp")):
         text = json.dumps(j.to_dict(), allow_nan=False)
         assert Judgement.from_dict(json.loads(text)) == j
 
 
 def test_a_forecast_beyond_all_numbers_is_judged():
-    truth, forecast, floors = example()
-    j = verdicts.judge(truth, forecast + 800, floors, "bp", anchors=np.zeros((400, 1)))
+    truth, forecast, baselines = example()
+    j = verdicts.judge(truth, forecast + 800, baselines, "bp", anchors=np.zeros((400, 1)))
     assert (j.level_rmse, j.r2, j.mape) == (None, None, None) and j.r2_persistence is not None
     assert verdicts.verdicts({"a": j})["a"].word == "LOSES"
     json.dumps(j.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("perfect", [True, False])
-def test_a_floor_without_error_leaves_nothing_to_win(perfect):
+def test_a_baseline_without_error_leaves_nothing_to_win(perfect):
     truth, forecast, _ = example()
     j = verdicts.judge(truth, truth if perfect else forecast, {"seasonal_day": truth}, "")
     assert verdicts.verdicts({"a": j})["a"].word == ("TIES" if perfect else "LOSES")
-    assert j.notes == ("the best floor makes no error",)
+    assert j.notes == ("the best baseline makes no error",)
     json.dumps(j.to_dict(), allow_nan=False)
 
 
@@ -220,17 +220,17 @@ def test_too_few_windows_to_tell_are_no_tie():
 
 
 def test_what_a_forecast_is_worth():
-    truth, forecast, floors = example(3000, 2, gain=0.3)
-    j = verdicts.judge(truth, forecast, floors, "bp", is_price=True)
+    truth, forecast, baselines = example(3000, 2, gain=0.3)
+    j = verdicts.judge(truth, forecast, baselines, "bp", is_price=True)
     assert (j.ic, j.ic_low, j.ic_high) == metrics.rank_correlation(truth[:, -1, 0], forecast[:, -1, 0], 2)
     assert j.fee == pytest.approx(metrics.break_even_fee(1e4 * truth[:, -1, 0], forecast[:, -1, 0], 2)[0])
     assert j.ic_low > 0.2 and "following its sign would have paid a fee of" in verdicts.say_worth(j, "BEATS")
     assert "is not sure to pay a fee of 0.1 bp" in verdicts.say_worth(j, "TIES")
-    nothing = verdicts.judge(truth, -forecast, floors, "bp", is_price=True)
+    nothing = verdicts.judge(truth, -forecast, baselines, "bp", is_price=True)
     assert verdicts.say_worth(nothing, "LOSES").startswith("information coefficient -0.2")
     assert "following its sign would not pay a fee of 0.1 bp: break-even fee -" in verdicts.say_worth(nothing, "LOSES")
-    assert verdicts.say_worth(verdicts.judge(truth, forecast, floors, "bp"), "TIES") == ""
-    silent = verdicts.judge(truth, 0 * truth, {"drift": floors["drift"]}, "bp", is_price=True)
+    assert verdicts.say_worth(verdicts.judge(truth, forecast, baselines, "bp"), "TIES") == ""
+    silent = verdicts.judge(truth, 0 * truth, {"drift": baselines["drift"]}, "bp", is_price=True)
     assert (silent.ic, silent.fee, silent.direction) == (None, None, None)
 
 
@@ -249,23 +249,23 @@ def test_judge_heads_takes_each_heads_columns_close_and_scale():
     assert found["price"].rmse == pytest.approx(1e4 * metrics.rmse(truth[..., [0, 2]], forecast[..., [0, 2]]))
     assert found["volatility"].rmse == pytest.approx(1e4 * metrics.rmse(truth[..., 1], forecast[..., 1]))
     assert found["price"].direction > 0.7  # of the close; the high's signs are wrong
-    assert found["price"].r2 is not None and "har" in found["volatility"].floors
+    assert found["price"].r2 is not None and "har" in found["volatility"].baselines
     steps = np.delete(np.abs(np.diff(series.levels[:500], axis=0)), 49, axis=0)  # 49 to 50 is a gap
     expected = np.abs(truth - forecast)[..., 1].mean() / steps[:, 1].mean()
     assert found["volatility"].mase == pytest.approx(expected)
 
 
-def test_judge_heads_passes_on_what_floors_lack():
+def test_judge_heads_passes_on_what_baselines_lack():
     series = make_series(walk(160))
     origins = np.arange(110, 150)
     found = verdicts.judge_heads(series, origins, series.truth(origins, 2), 100)["price"]
-    assert "seasonal_week" not in found.floors
+    assert "seasonal_week" not in found.baselines
     assert found.notes == ("seasonal_week is persistence at 40 of 40 origins of TESTUSDT_1h: no bar 7 days before",)
 
 
 def some(skill, low, high, p, **changes):
-    truth, forecast, floors = example(60)
-    j = verdicts.judge(truth, forecast, floors, "bp")
+    truth, forecast, baselines = example(60)
+    j = verdicts.judge(truth, forecast, baselines, "bp")
     return dataclasses.replace(j, skill=skill, skill_low=low, skill_high=high, p=p, **changes)
 
 
@@ -324,16 +324,16 @@ def test_a_ledger_gives_judgements_and_a_table():
     ]
     assert table["skill %"].tolist() == pytest.approx([2, -2, 2])
     assert table["p"].tolist() == pytest.approx([0.002, 0.002, 0.001])
-    assert table["floor rmse"].tolist() == pytest.approx([good.floors["persistence"]] * 3)
+    assert table["baseline rmse"].tolist() == pytest.approx([good.baselines["persistence"]] * 3)
     assert np.isnan(table["direction %"][1]) and table["direction %"][0] == pytest.approx(100 * good.direction)
     assert table["level mae"][0] == 9.5 and np.isnan(table["level mae"][1])
     assert verdicts.verdict_table({}).empty
 
 
 def test_skill_by_horizon_is_of_each_bar_ahead():
-    truth, forecast, floors = example(horizon=3)
+    truth, forecast, baselines = example(horizon=3)
     forecast[:, 1:] = 0  # what persistence says
-    by_head = {"price": {"A": verdicts.judge(truth, forecast, {"persistence": floors["persistence"]}, "bp")}}
+    by_head = {"price": {"A": verdicts.judge(truth, forecast, {"persistence": baselines["persistence"]}, "bp")}}
     table = verdicts.skill_by_horizon(by_head)
     first = 1 - np.sqrt(np.mean((truth - forecast)[:, 0] ** 2) / np.mean(truth[:, 0] ** 2))
     assert table.columns.tolist() == [1, 2, 3] and first > 0

@@ -101,20 +101,20 @@ def _sweep(document: dict) -> list[str]:
                 figures(sides["engine"]["samples_per_second"]),
                 *(ratio(against[f"engine / {other}"]) for other in ("loop", "loop done well")),
                 *(figures(1e3 * sides[side]["cpu_seconds_per_step"]) for side in ("loop", "engine")),
-                f"{sides['engine']['share_of_floor']:.0%}",
+                f"{sides['engine']['share_of_roofline']:.0%}",
                 size(sides["loop"]["memory"]),
                 size(sides["engine"]["memory"]),
             ]
         )
     head = "model|loop|done well|engine|samples/s|engine / loop|engine / done well"
-    head += "|loop's CPU ms|engine's|of floor|loop's memory|engine's"
+    head += "|loop's CPU ms|engine's|of roofline|loop's memory|engine's"
     lines += table(head.split("|"), rows)
     ceilings = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in document["matmul"].items())
     lines += [
         "",
         "CPU ms: of all processes, a step of one model; the work of others on this machine hardly touches it.",
     ]
-    lines += [f"Floor: the products of a step at the best rate measured here, {ceilings}."]
+    lines += [f"Roofline: the products of a step at the best rate measured here, {ceilings}."]
     lines += [f"{case['case']}: {case['sides']['engine']['plan']}" for case in document["cases"]]
     if growth := document["growth"]:
         lines += [

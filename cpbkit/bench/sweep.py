@@ -163,8 +163,8 @@ def measure_case(
             count = runner.rows * steps[side]
             times[side].append((count / wall, cpu / count))
     batch, flops = experiment.training.batch, count_flops(experiment)
-    floor = ceilings[experiment.training.precision] / flops  # model-steps a second
-    rows = {side: _summary(runner, times[side], batch, floor) for side, runner in sides.items()}
+    roofline = ceilings[experiment.training.precision] / flops  # model-steps a second
+    rows = {side: _summary(runner, times[side], batch, roofline) for side, runner in sides.items()}
     rows[ENGINE] |= {"stacks": len(plan.units), "processes": len(plan.devices), "plan": plan.reason}
     return {
         "case": name,
@@ -176,7 +176,7 @@ def measure_case(
         "precision": experiment.training.precision,
         "models": models,
         "flops": flops,
-        "floor_steps_per_second": floor,
+        "roofline_steps_per_second": roofline,
         "sides": rows,
         "ratios": {f"{ENGINE} / {other}": compare(times, ENGINE, other) for other in (LOOP, WELL)},
     }
@@ -234,7 +234,7 @@ def compare(times: dict[str, list], ours: str, theirs: str) -> dict:
     }
 
 
-def _summary(runner: Here | Workers, times: list, batch: int, floor: float) -> dict:
+def _summary(runner: Here | Workers, times: list, batch: int, roofline: float) -> dict:
     paces = [pace for pace, _ in times]
     pace = statistics.median(paces)
     return {
@@ -247,7 +247,7 @@ def _summary(runner: Here | Workers, times: list, batch: int, floor: float) -> d
         "models_at_once": runner.rows,
         "memory": runner.memory,
         "seconds_to_start": runner.seconds_to_start,
-        "share_of_floor": pace / floor,
+        "share_of_roofline": pace / roofline,
     }
 
 

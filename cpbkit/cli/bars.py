@@ -320,6 +320,6 @@ def _series_text(found) -> str:
     rows = {"all columns": (found.errors, found.persistence)}
     if found.errors_dropped:
         rows[f"whole batches of {found.drop_last}"] = (found.errors_dropped, found.persistence_dropped)
-    for name, (ours, floor) in (rows | found.by_column).items():
-        lines.append(f"{name:24}{ours.mse:9.4f}{ours.mae:9.4f}{'':14}{floor.mse:9.4f}{floor.mae:9.4f}")
+    for name, (ours, naive) in (rows | found.by_column).items():
+        lines.append(f"{name:24}{ours.mse:9.4f}{ours.mae:9.4f}{'':14}{naive.mse:9.4f}{naive.mae:9.4f}")
     return "\n".join([*lines, *found.notes])

@@ -274,18 +274,18 @@ def _verdict_text(table) -> str:
         f"{skill:+.2f}" if math.isnan(low) else f"{skill:+.2f}  [{low:+.2f}, {high:+.2f}]"
         for skill, low, high in zip(table["skill %"], table["low %"], table["high %"], strict=True)
     ]
-    shown["against"] = table["best floor"]
+    shown["against"] = table["best baseline"]
     shown["p"] = table["p"].map("{:.3f}".format, na_action="ignore").fillna("")
     shown["persistence %"] = table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore")
     for name, form in (("direction %", "{:.1f}"), ("IC", "{:+.3f}"), ("fee bp", "{:.1f}")):
         shown[name] = table[name].astype(object).map(form.format, na_action="ignore").fillna("")
-    for name in ("rmse", "floor rmse"):
+    for name in ("rmse", "baseline rmse"):
         shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
     width = shutil.get_terminal_size().columns
     while len((text := shown.to_string(index=False)).partition("\n")[0]) > width and len(shown.columns) > always:
         shown = shown.iloc[:, :-1]
     notes = {
-        "p": "p: of the difference to the floor, corrected for all models of a head",
+        "p": "p: of the difference to the baseline, corrected for all models of a head",
         "persistence %": "persistence %: skill against plain persistence",
         "IC": "IC: rank correlation of forecast and truth",
         "fee bp": "fee bp: at which following the sign breaks even",

@@ -143,7 +143,7 @@ class Training:
     schedule_factor: float = 0.5  # of step and plateau
     schedule_epochs: int = 8  # period of step, patience of plateau, in epochs
     schedule_delta: float = 0.0  # by how much a validation loss must be lower to count as better for plateau
-    min_learning_rate: float = 0.0  # floor of plateau and cosine
+    min_learning_rate: float = 0.0  # what plateau and cosine do not go below
     patience: int = 15  # epochs without a better validation loss before a model leaves
     clip_norm: float = 1.0  # of each model's gradient; 0 switches it off
     clip_value: float = 0.0  # of each gradient entry, before the norm; 0 switches it off

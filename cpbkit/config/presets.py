@@ -176,7 +176,7 @@ PRESETS: dict[str, Experiment] = {
     ),
     "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_RATES),
     "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_RATES),
-    # The floor of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
+    # The baseline of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
     "ridge_ar": Experiment(
         preset="ridge_ar",
         task=Task(context=48, horizon=10, **ALL_OHLC),

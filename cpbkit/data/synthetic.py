@@ -1,4 +1,4 @@
-"""Seeded bars and a seeded network trace that say what they are: for demos, tests and floors with a known answer."""
+"""Seeded bars and a seeded network trace that say what they are: for demos, tests and baselines with a known answer."""
 
 import zlib
 from collections.abc import Iterable

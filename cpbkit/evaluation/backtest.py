@@ -50,7 +50,7 @@ def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, m
     """Refit and forecast over the folds, and judge all their test windows together, head by head.
 
     forecaster: fits on the piece it is handed and returns y of the test windows of its splits, (W, H, K).
-    model: its name; the floor of that name is left out.
+    model: its name; the baseline of that name is left out.
     """
     by_head: dict[str, list[dict]] = {}
     for fold in parts:
@@ -63,10 +63,10 @@ def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, m
 
 
 def _pool(found: list[dict]) -> dict:
-    names = [name for name in found[0]["floors"] if all(name in f["floors"] for f in found)]
+    names = [name for name in found[0]["baselines"] if all(name in f["baselines"] for f in found)]
     return {
         **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors", "variance")},
-        "floors": {name: np.concatenate([f["floors"][name] for f in found]) for name in names},
+        "baselines": {name: np.concatenate([f["baselines"][name] for f in found]) for name in names},
         "scale": np.mean([f["scale"] for f in found], axis=0),
         **{key: found[0][key] for key in ("direction_of", "is_price")},
         "notes": tuple(dict.fromkeys(note for f in found for note in f["notes"])),

@@ -1,4 +1,4 @@
-"""Naive forecasts, the floors a model has to beat: y at each origin, in closed form from the series' past.
+"""Naive forecasts, the baselines a model has to beat: y at each origin, in closed form from the series' past.
 
 W origins, H horizon, K targets, N rows. What is fitted sees windows that end before row `train_end` only.
 """
@@ -27,11 +27,11 @@ DECAYS = (0.5, 0.7, 0.8, 0.9, 0.94, 0.97, 0.99)  # of ewma; 0.94 is RiskMetrics'
 # levels, and its recent mean says something.
 WANDERING = ("persistence", "drift", "seasonal_day", "seasonal_week", "ridge_ar")
 REVERTING = (*WANDERING, "mean", "ewma", "har")
-FLOORS_OF_HEAD = {"price": WANDERING, "bands": WANDERING}  # each other head: REVERTING
+BASELINES_OF_HEAD = {"price": WANDERING, "bands": WANDERING}  # each other head: REVERTING
 
 
 @dataclass(frozen=True)
-class Floor:
+class Baseline:
     """A naive forecast, and what an origin lacks where it has none."""
 
     forecast: Callable[..., np.ndarray]  # (series, k, origins, horizon, train_end) -> (W, H), NaN: no answer
@@ -39,24 +39,24 @@ class Floor:
 
 
 def forecast(name: str, series: "Series", origins: np.ndarray, horizon: int, train_end: int) -> np.ndarray:
-    """Return a floor's y at the origins, (W,) -> (W, H, K); persistence (logged) where it has no answer."""
+    """Return a baseline's y at the origins, (W,) -> (W, H, K); persistence (logged) where it has no answer."""
     values, note = _answer(name, series, range(len(series.targets)), origins, horizon, train_end)
     if note:
         log.info(note)
     return values
 
 
-def floors(
+def forecasts(
     series: "Series", head: str, origins: np.ndarray, horizon: int, train_end: int
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Return each floor of a head, {name: (W, H, targets of the head)}, and a sentence on each gap in them.
+    """Return each baseline of a head, {name: (W, H, targets of the head)}, and a sentence on each gap in them.
 
-    A floor without an answer at any origin is left out; its sentence stays.
+    A baseline without an answer at any origin is left out; its sentence stays.
     """
     check_name("head", head, series.heads)
     columns = [k for k, owner in enumerate(series.heads) if owner == head]
     found, notes = {}, []
-    for name in FLOORS_OF_HEAD.get(head, REVERTING):
+    for name in BASELINES_OF_HEAD.get(head, REVERTING):
         values, note = _answer(name, series, columns, origins, horizon, train_end)
         if note:
             notes.append(note)
@@ -66,12 +66,12 @@ def floors(
 
 
 def _answer(name, series, columns, origins, horizon, train_end) -> tuple[np.ndarray, str]:
-    floor = FLOORS[check_name("floor", name, FLOORS)]
+    baseline = BASELINES[check_name("baseline", name, BASELINES)]
     origins = np.asarray(origins)
-    values = np.stack([floor.forecast(series, k, origins, horizon, train_end) for k in columns], axis=-1)
+    values = np.stack([baseline.forecast(series, k, origins, horizon, train_end) for k in columns], axis=-1)
     lacking = int(np.isnan(values).any(axis=(1, 2)).sum())
     where = f"{lacking} of {len(origins)} origins of {series.name}"
-    note = f"{name} is persistence at {where}: no {floor.lacking}" if lacking else ""
+    note = f"{name} is persistence at {where}: no {baseline.lacking}" if lacking else ""
     return np.nan_to_num(values, nan=0.0), note
 
 
@@ -108,7 +108,7 @@ def _seasonal(days: int):
         back = -(-ahead // period) * period  # whole seasons, enough that the bar is known at the origin
         target, known = _rows_at(series, origins, ahead - back)
         start = origins[:, None]
-        if series.heads[k] in FLOORS_OF_HEAD:
+        if series.heads[k] in BASELINES_OF_HEAD:
             start, start_known = _rows_at(series, origins, -back)
             known &= start_known
         return np.where(known, series.levels[target, k] - series.anchors[start, k], np.nan)
@@ -225,13 +225,13 @@ def _solve(gram, cross, penalty) -> np.ndarray:
     return np.linalg.solve(gram + np.diag(ridge), cross)
 
 
-FLOORS: dict[str, Floor] = {
-    "persistence": Floor(_persistence, "bar"),
-    "drift": Floor(_drift, "window in train"),
-    "seasonal_day": Floor(_seasonal(1), "bar 24 h before"),
-    "seasonal_week": Floor(_seasonal(7), "bar 7 days before"),
-    "ridge_ar": Floor(_ridge_ar, "long enough stretch of bars without a gap"),
-    "mean": Floor(_mean, "two rows in train"),
-    "ewma": Floor(_ewma, "window in train"),
-    "har": Floor(_har, "long enough stretch of bars without a gap"),
+BASELINES: dict[str, Baseline] = {
+    "persistence": Baseline(_persistence, "bar"),
+    "drift": Baseline(_drift, "window in train"),
+    "seasonal_day": Baseline(_seasonal(1), "bar 24 h before"),
+    "seasonal_week": Baseline(_seasonal(7), "bar 7 days before"),
+    "ridge_ar": Baseline(_ridge_ar, "long enough stretch of bars without a gap"),
+    "mean": Baseline(_mean, "two rows in train"),
+    "ewma": Baseline(_ewma, "window in train"),
+    "har": Baseline(_har, "long enough stretch of bars without a gap"),
 }

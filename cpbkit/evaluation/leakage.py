@@ -91,7 +91,7 @@ def check_splits(windows: Mapping[str, np.ndarray], context: int, horizon: int) 
 def phase_shuffle(values: np.ndarray, seed: int) -> np.ndarray:
     """Return a series with the same mean and spectrum and random phases (Theiler et al. 1992): (N,) -> (N,).
 
-    It keeps what a linear autoregression can forecast, which is why ridge_ar is among the floors, and nothing else.
+    It keeps what a linear autoregression can forecast, which is why ridge_ar is among the baselines, and nothing else.
     """
     spectrum = np.fft.rfft(values)
     turns = np.exp(2j * np.pi * np.random.default_rng(seed).random(len(spectrum)))
@@ -208,7 +208,7 @@ def check_calibration(
 ) -> list[Finding]:
     """Check that verdicts on 40 random walks are BEATS in 5 % at most, and on 40 autoregressions in all.
 
-    model: the name of the floor that the forecaster is, if it is one.
+    model: the name of the baseline that the forecaster is, if it is one.
     """
     task = Task(context=8, horizon=1, features=("close_return",), purge=1)
     beaten = {}
@@ -228,7 +228,7 @@ def check_calibration(
 def check_skill(head: str, judgement: Judgement, synthetic: bool) -> Finding:
     """Raise an alarm at a skill that no market gives; on made-up bars any share may have been planted."""
     name, skill = f"believable skill, {head}", judgement.skill
-    evidence = f"{100 * skill:+.2f} % against {judgement.best_floor}"
+    evidence = f"{100 * skill:+.2f} % against {judgement.best_baseline}"
     if head != "price" or synthetic or not judgement.is_enough:
         return Finding(name, "NOTE", f"{evidence}; no bound is known for it")
     if skill > MOST_SKILL:
@@ -251,7 +251,7 @@ def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = ""
     """Run every check over the kit's own way of the data, with a model that is trained anew each time it is asked.
 
     forecaster: as `cpbkit.evaluation.backtest.refit` makes one; it is called 6 + twins times.
-    model: the floor that it is, if any.
+    model: the baseline that it is, if any.
     """
     series = from_klines(klines, task)
     splits = split(series, task)

@@ -50,9 +50,9 @@ def mape(truth, forecast) -> float:
     return float(100 * np.mean(np.abs((truth - forecast) / truth)))
 
 
-def skill(error, floor_error):
-    """Return 1 - error / floor error: above 0 is better than the floor, 1 is perfect."""
-    return 1 - error / floor_error
+def skill(error, baseline_error):
+    """Return 1 - error / baseline error: above 0 is better than the baseline, 1 is perfect."""
+    return 1 - error / baseline_error
 
 
 def wilson(hits: float, trials: float) -> tuple[float, float]:

@@ -34,19 +34,21 @@ class Losses:
     horizon: int  # bars
     variance: np.ndarray  # (W,) known at the origin, which losses are divided by
     model: np.ndarray  # (W,) mean squared error of a window
-    floors: dict[str, np.ndarray]  # (W,) each
+    baselines: dict[str, np.ndarray]  # (W,) each
 
     def at(self, rows: np.ndarray) -> "Losses":
         """Return the losses of some windows."""
-        floors = {name: loss[rows] for name, loss in self.floors.items()}
-        return Losses(self.times[rows], self.step_seconds, self.horizon, self.variance[rows], self.model[rows], floors)
+        baselines = {name: loss[rows] for name, loss in self.baselines.items()}
+        return Losses(
+            self.times[rows], self.step_seconds, self.horizon, self.variance[rows], self.model[rows], baselines
+        )
 
 
 def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str = "") -> Losses:
     """Return the losses of one head from what `verdicts.evidence` gathered of it at the origins."""
     truth, variance = part["truth"], part["variance"]
-    floors = {name: y for name, y in part["floors"].items() if name != model}
-    lost = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in floors.items()}
+    baselines = {name: y for name, y in part["baselines"].items() if name != model}
+    lost = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in baselines.items()}
     own = np.mean((truth - part["forecast"]) ** 2, axis=(1, 2))
     times = series.times[origins].astype("datetime64[s]").astype(np.int64)
     return Losses(times, series.step_seconds, truth.shape[1], variance, own, lost)
@@ -58,7 +60,7 @@ def to_bytes(by_head: Mapping[str, Losses]) -> bytes:
     for head, one in by_head.items():
         arrays |= {f"{head}/about": np.array([one.step_seconds, one.horizon]), f"{head}/times": one.times}
         arrays |= {f"{head}/variance": one.variance.astype(np.float32), f"{head}/model": one.model}
-        arrays |= {f"{head}/floor {name}": loss for name, loss in one.floors.items()}
+        arrays |= {f"{head}/baseline {name}": loss for name, loss in one.baselines.items()}
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
@@ -70,17 +72,18 @@ def from_bytes(content: bytes) -> dict[str, Losses]:
         arrays = dict(file)
     found = {}
     for head in dict.fromkeys(name.partition("/")[0] for name in arrays):
-        floors = {n.partition("/floor ")[2]: v for n, v in arrays.items() if n.startswith(f"{head}/floor ")}
+        named = (f"{head}/baseline ", f"{head}/floor ")  # as earlier versions called them
+        baselines = {n.removeprefix(f"{head}/").partition(" ")[2]: v for n, v in arrays.items() if n.startswith(named)}
         step_seconds, horizon = arrays[f"{head}/about"].tolist()
         columns = (arrays[f"{head}/{name}"] for name in ("variance", "model"))
-        found[head] = Losses(arrays[f"{head}/times"], step_seconds, horizon, *columns, floors)
+        found[head] = Losses(arrays[f"{head}/times"], step_seconds, horizon, *columns, baselines)
     return found
 
 
 def gather(names: Iterable[str], read: Callable[[str], bytes | None]) -> tuple[dict[str, dict[str, Losses]], list[str]]:
     """Read the losses of series, as {head: {series: Losses}}, and return the names of those that cannot be read.
 
-    read: gives what `to_bytes` packed, such as `Run.losses`. A series whose floor makes no error is left out.
+    read: gives what `to_bytes` packed, such as `Run.losses`. A series whose baseline makes no error is left out.
     """
     found: dict[str, dict[str, Losses]] = {}
     missing = []
@@ -91,7 +94,7 @@ def gather(names: Iterable[str], read: Callable[[str], bytes | None]) -> tuple[d
             missing.append(name)
             continue
         for head, one in by_head.items():
-            if all(loss.any() for loss in one.floors.values()):
+            if all(loss.any() for loss in one.baselines.values()):
                 found.setdefault(head, {})[name] = one
     return found, missing
 
@@ -103,12 +106,12 @@ class Pooled:
     verdict: Verdict
     series: int
     times: int  # at which the mean over series is taken, a bar of the longest interval apart
-    floor: str  # the naive forecast with the least loss over all series
-    skill: float  # 1 - sqrt(mean over series of loss / loss of the floor), with its 95 % interval
+    baseline: str  # the naive forecast with the least loss over all series
+    skill: float  # 1 - sqrt(mean over series of loss / loss of the baseline), with its 95 % interval
     skill_low: float
     skill_high: float
     statistic: float  # Student's t, negative favours the models
-    win_rate: float  # share of the series with a skill above 0 against this floor
+    win_rate: float  # share of the series with a skill above 0 against this baseline
 
     def sentence(self) -> str:
         """Say it in one line."""
@@ -120,52 +123,52 @@ class Pooled:
 def pool(parts: Mapping[str, Losses]) -> Pooled:
     """Return one verdict over the losses of several series on one head.
 
-    Each series' losses are divided by the variance known at the origin and by their mean for its best floor, so that
+    Each series' losses are divided by the variance known at the origin and by their mean for its best baseline, so that
     all count alike; the mean over series at each time is then tested as a single series' would be, against the one
-    floor that does best over all.
+    baseline that does best over all.
     """
     table, horizon = _means(parts, [{name: one.model for name, one in parts.items()}])
-    model, floors = table[0], dict(zip(_shared_floors(parts), table[1:], strict=True))
-    best = min(floors, key=lambda name: floors[name].mean())
-    count, against = len(model), floors[best]
-    wins = [one.floors[best] / one.variance for one in parts.values()]
+    model, baselines = table[0], dict(zip(_shared_baselines(parts), table[1:], strict=True))
+    best = min(baselines, key=lambda name: baselines[name].mean())
+    count, against = len(model), baselines[best]
+    wins = [one.baselines[best] / one.variance for one in parts.values()]
     win_rate = np.mean([(o.model / o.variance).mean() < w.mean() for o, w in zip(parts.values(), wins, strict=True)])
     skill = 1 - math.sqrt(model.mean() / against.mean())
-    about = {"series": len(parts), "times": count, "floor": best, "skill": skill, "win_rate": float(win_rate)}
+    about = {"series": len(parts), "times": count, "baseline": best, "skill": skill, "win_rate": float(win_rate)}
     told = f"skill {100 * skill:+.2f} % against {best}"
     if not is_enough(count, horizon):
         least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
         verdict = Verdict(TOO_FEW, 1.0, f"{count} times of {horizon} bars, a word takes {least}; {told}")
         return Pooled(verdict, skill_low=-math.inf, skill_high=1.0, statistic=0.0, **about)
     outside = (1 - metrics.LEVEL) / 2
-    ratios = metrics.ratio_interval(model, against, horizon, (outside / len(floors), outside))
+    ratios = metrics.ratio_interval(model, against, horizon, (outside / len(baselines), outside))
     low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
     statistic, p = (float(value) for value in metrics.cosine_test(model - against, horizon))
-    p = min(1.0, p * len(floors)) if statistic > 0 else p  # the luckiest floor was taken
+    p = min(1.0, p * len(baselines)) if statistic > 0 else p  # the luckiest baseline was taken
     reason = f"skill {100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}) against {best}, p {p:.2g}, "
     reason += f"better on {100 * win_rate:.0f} % of them"
     verdict = Verdict(word_of(p, low, high), p, reason)
     return Pooled(verdict, skill_low=low, skill_high=high, statistic=statistic, **about)
 
 
-def _shared_floors(parts: Mapping[str, Losses]) -> list[str]:
+def _shared_baselines(parts: Mapping[str, Losses]) -> list[str]:
     first = next(iter(parts.values()))
-    return [name for name in first.floors if all(name in one.floors for one in parts.values())]
+    return [name for name in first.baselines if all(name in one.baselines for one in parts.values())]
 
 
 def _means(parts: Mapping[str, Losses], models: Sequence[Mapping[str, np.ndarray]]) -> tuple[np.ndarray, int]:
-    """Return mean losses over series at each time, of the models and then of the floors all series have, and the
-    horizon in such times: (models + floors, T). Times are bars of the longest interval.
+    """Return mean losses over series at each time, of the models and then of the baselines all series have, and the
+    horizon in such times: (models + baselines, T). Times are bars of the longest interval.
 
     models: losses (W,) by series, of each model.
     """
     width = max(one.step_seconds for one in parts.values())
     horizon = max(-(-one.horizon * one.step_seconds // width) for one in parts.values())
-    names = _shared_floors(parts)
+    names = _shared_baselines(parts)
     slots, inverse = np.unique(np.concatenate([one.times // width for one in parts.values()]), return_inverse=True)
     columns = []
     for series, one in parts.items():
-        lost = np.stack([model[series] for model in models] + [one.floors[name] for name in names]) / one.variance
+        lost = np.stack([model[series] for model in models] + [one.baselines[name] for name in names]) / one.variance
         columns.append(lost / lost[len(models) :].mean(axis=1).min())
     lost = np.concatenate(columns, axis=1)
     counts = np.bincount(inverse)
@@ -200,13 +203,13 @@ def compare_runs(runs: Mapping[str, Mapping[str, Losses]]) -> pd.DataFrame:
         for model, one, rows in zip(models, group, at, strict=True):
             model[name] = one.model[rows]
     table, horizon = _means(parts, models)
-    lost, floors = table[: len(runs)], dict(zip(_shared_floors(parts), table[len(runs) :], strict=True))
-    best = min(floors, key=lambda name: floors[name].mean())
-    ratios = lost.mean(axis=1) / floors[best].mean()
-    statistics, _ = metrics.cosine_test(lost - floors[best], horizon)
+    lost, baselines = table[: len(runs)], dict(zip(_shared_baselines(parts), table[len(runs) :], strict=True))
+    best = min(baselines, key=lambda name: baselines[name].mean())
+    ratios = lost.mean(axis=1) / baselines[best].mean()
+    statistics, _ = metrics.cosine_test(lost - baselines[best], horizon)
     enough = is_enough(lost.shape[1], horizon)
-    p = _corrected(lost - floors[best], statistics, horizon) if enough else np.ones(len(runs))
-    p = np.where(statistics > 0, np.minimum(1, p * len(floors)), p)
+    p = _corrected(lost - baselines[best], statistics, horizon) if enough else np.ones(len(runs))
+    p = np.where(statistics > 0, np.minimum(1, p * len(baselines)), p)
     words = [word_of(q, 1 - ratio, 1 - ratio) if enough else TOO_FEW for q, ratio in zip(p, ratios, strict=True)]
     told = {"verdict": words, "skill %": 100 * (1 - np.sqrt(ratios)), "t": statistics, "p": p}
     about = {"against": best, "series": len(parts), "times": lost.shape[1]}

@@ -51,15 +51,15 @@ def _check(line: dict) -> Iterable[tuple[str, str, str]]:
         yield from _check_outputs(spreads)
 
 
-def _check_losses(curve: dict[str, list], floors: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
+def _check_losses(curve: dict[str, list], baselines: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
     train, validation = curve["train"], curve["validation"]
-    beside = ", ".join(f"{kind} {losses['train']:.3g}" for kind, losses in floors.items())
-    usual = train[0] < FIRST_LOSS * max(losses["train"] for losses in floors.values())
+    beside = ", ".join(f"{kind} {losses['train']:.3g}" for kind, losses in baselines.items())
+    usual = train[0] < FIRST_LOSS * max(losses["train"] for losses in baselines.values())
     yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
     falls = min(train) < STUCK * train[0]
     yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
     if validation:
-        best, (least, kind) = min(validation), min((losses["validation"], kind) for kind, losses in floors.items())
+        best, (least, kind) = min(validation), min((losses["validation"], kind) for kind, losses in baselines.items())
         verdict = "OK" if best < least else "NOTE"
         yield "holds", verdict, f"best validation loss {best:.4g}, that of {kind} {least:.4g}"
 

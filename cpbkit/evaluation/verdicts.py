@@ -23,18 +23,23 @@ SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
 BEATS, TIES, LOSES, TOO_FEW = WORDS = ("BEATS", "TIES", "LOSES", "TOO FEW TO TELL")
 LEAST_WINDOWS, LEAST_HORIZONS = 32, 16  # of test windows, for a word; with fewer it is said too often
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
-WORST_SKILL = -99.0  # stands for minus infinity, where a floor is perfect
+WORST_SKILL = -99.0  # stands for minus infinity, where a baseline is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
 CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
+EARLIER_NAMES = {  # of fields, in ledgers of earlier versions
+    "best_floor": "best_baseline",
+    "floor_rmse_by_horizon": "baseline_rmse_by_horizon",
+    "floors": "baselines",
+}
 FEE = 0.1  # basis points; a maker's fee on the cheapest markets is several times this
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """How one model did on one head of one series, beside the floors. Errors are in `unit`, shares are of 1.
+    """How one model did on one head of one series, beside the baselines. Errors are in `unit`, shares are of 1.
 
-    Skill is 1 - sqrt(loss / loss of a floor), where a loss is the squared error over the variance known at the origin:
-    a wild week counts no more than a calm one, which finds twice as much. Intervals hold 95 %.
+    Skill is 1 - sqrt(loss / loss of a baseline), where a loss is the squared error over the variance known at the
+    origin: a wild week counts no more than a calm one, which finds twice as much. Intervals hold 95 %.
     """
 
     windows: int  # test windows, a bar apart
@@ -43,20 +48,20 @@ class Judgement:
     rmse: float
     mae: float
     rmse_by_horizon: tuple[float, ...]
-    best_floor: str  # the naive forecast with the least loss on these windows: the hardest to beat
-    floor_rmse_by_horizon: tuple[float, ...]  # of the best floor
-    floors: dict[str, float]  # RMSE of each, in the order of the table
-    skill: float  # against the best floor
+    best_baseline: str  # the naive forecast with the least loss on these windows: the hardest to beat
+    baseline_rmse_by_horizon: tuple[float, ...]  # of the best baseline
+    baselines: dict[str, float]  # RMSE of each, in the order of the table
+    skill: float  # against the best baseline
     skill_low: float
-    skill_high: float  # its chance to be too low is shared among the floors, since the luckiest of them was taken
-    statistic: float  # of the difference to the best floor's loss, Student's t; negative favours the model
+    skill_high: float  # its chance to be too low is shared among the baselines, since the luckiest of them was taken
+    statistic: float  # of the difference to the best baseline's loss, Student's t; negative favours the model
     p: float  # of equal loss, two-sided, not yet corrected for the number of models
-    rmse_skill: float  # 1 - RMSE / RMSE of the best floor
+    rmse_skill: float  # 1 - RMSE / RMSE of the best baseline
     rmse_skill_low: float
     rmse_skill_high: float
     diebold_mariano: float  # the same by the test that papers report, of unweighted losses; no verdict rests on it
     spread: float  # deviation of the forecasts over the windows, over that of the truth
-    persistence_skill: float | None = None  # against plain persistence; None where that is no floor
+    persistence_skill: float | None = None  # against plain persistence; None where that is no baseline
     persistence_skill_low: float | None = None
     persistence_skill_high: float | None = None
     mase: float | None = None
@@ -75,7 +80,7 @@ class Judgement:
     r2_persistence: float | None = None
     mape: float | None = None  # percent
     mape_persistence: float | None = None
-    notes: tuple[str, ...] = ()  # what the floors lacked, and what could not be tested
+    notes: tuple[str, ...] = ()  # what the baselines lacked, and what could not be tested
 
     def to_dict(self) -> dict:
         """Return plain JSON types, without NaN."""
@@ -83,9 +88,11 @@ class Judgement:
 
     @classmethod
     def from_dict(cls, raw: Mapping) -> "Judgement":
-        """Read what `to_dict` wrote. Errors: CpbkitError for a judgement of another version."""
+        """Read what `to_dict` wrote, of this version or a later one. Errors: CpbkitError where something is missing."""
+        named = {EARLIER_NAMES.get(name, name): value for name, value in raw.items()}
+        known = {field.name for field in dataclasses.fields(cls)}
         try:
-            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in named.items() if k in known})
         except TypeError as error:
             raise CpbkitError(f"this run was judged by another version of cpbkit; sweep anew ({error})") from None
 
@@ -103,7 +110,7 @@ def is_enough(windows: int, horizon: int) -> bool:
 def judge(
     truth: np.ndarray,
     forecast: np.ndarray,
-    floors: Mapping[str, np.ndarray],
+    baselines: Mapping[str, np.ndarray],
     unit: str,
     *,
     model: str = "",
@@ -114,27 +121,27 @@ def judge(
     is_price: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Judgement:
-    """Judge a forecast against the best of the floors; truth, forecast and each floor are y, (N, H, K).
+    """Judge a forecast against the best of the baselines; truth, forecast and each baseline are y, (N, H, K).
 
-    model: the floor of that name is left out. anchors (N, K): to judge levels too. scale (K,): of MASE.
+    model: the baseline of that name is left out. anchors (N, K): to judge levels too. scale (K,): of MASE.
     variance (N,): known at each origin, which losses are divided by; None counts all windows alike.
     direction_of: the target whose sign counts, in a price head the close. is_price: that sign could be traded.
     Errors: ValueError for shapes that differ or values that are not finite.
     """
-    floors = {name: y for name, y in floors.items() if name != model}
-    if not floors:
-        raise ValueError("a judgement needs at least one floor besides the model; got none")
-    for name, y in {"truth": truth, "forecast": forecast, **floors}.items():
+    baselines = {name: y for name, y in baselines.items() if name != model}
+    if not baselines:
+        raise ValueError("a judgement needs at least one baseline besides the model; got none")
+    for name, y in {"truth": truth, "forecast": forecast, **baselines}.items():
         if y.shape != truth.shape or y.ndim != 3:
             raise ValueError(f"{name} must have the shape (N, H, K) of the truth {truth.shape}; got {y.shape}")
         if not np.isfinite(y).all():
             raise ValueError(f"{name} must be finite; got {np.sum(~np.isfinite(y))} other values of {y.size}")
     windows, horizon, _ = truth.shape
     unit_scale = UNITS.get(unit, 1.0)
-    plain = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in {"": forecast, **floors}.items()}
+    plain = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in {"": forecast, **baselines}.items()}
     losses = plain if variance is None else {name: loss / variance for name, loss in plain.items()}
-    best = min(floors, key=lambda name: losses[name].mean())
-    compared, untested = _compare(losses[""], losses[best], horizon, len(floors))
+    best = min(baselines, key=lambda name: losses[name].mean())
+    compared, untested = _compare(losses[""], losses[best], horizon, len(baselines))
     persistence = losses.get("persistence")
     moves, told = truth[:, -1, direction_of], forecast[:, -1, direction_of]
     signs = metrics.direction(moves, told, overlap=horizon)
@@ -147,11 +154,11 @@ def judge(
         rmse=float(metrics.rmse(truth, forecast)) * unit_scale,
         mae=float(metrics.mae(truth, forecast)) * unit_scale,
         rmse_by_horizon=tuple((metrics.rmse(truth, forecast, axis=(0, 2)) * unit_scale).tolist()),
-        best_floor=best,
-        floor_rmse_by_horizon=tuple((metrics.rmse(truth, floors[best], axis=(0, 2)) * unit_scale).tolist()),
-        floors={name: math.sqrt(plain[name].mean()) * unit_scale for name in floors},
+        best_baseline=best,
+        baseline_rmse_by_horizon=tuple((metrics.rmse(truth, baselines[best], axis=(0, 2)) * unit_scale).tolist()),
+        baselines={name: math.sqrt(plain[name].mean()) * unit_scale for name in baselines},
         **compared,
-        **_named("rmse_skill", _skill(plain[""], plain[best], horizon, len(floors))),
+        **_named("rmse_skill", _skill(plain[""], plain[best], horizon, len(baselines))),
         diebold_mariano=_diebold_mariano(plain[""], plain[best], horizon),
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
         **({} if persistence is None else _named("persistence_skill", _skill(losses[""], persistence, horizon))),
@@ -173,40 +180,40 @@ def _finite(value: tuple[float, float, float] | None) -> tuple[float, float, flo
     return value if value and np.isfinite(value).all() else None
 
 
-def _skill(loss: np.ndarray, floor_loss: np.ndarray, horizon: int, floors: int = 1) -> tuple[float, float, float]:
-    """Return the skill of losses (N,) against the best of so many floors, with its interval."""
-    if not floor_loss.any():  # a floor without error leaves nothing to win
+def _skill(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int = 1) -> tuple[float, float, float]:
+    """Return the skill of losses (N,) against the best of `count` baselines, with its interval."""
+    if not baseline_loss.any():  # a baseline without error leaves nothing to win
         return (WORST_SKILL,) * 3 if loss.any() else (0.0, 0.0, 0.0)
-    found = 1 - math.sqrt(loss.mean() / floor_loss.mean())
+    found = 1 - math.sqrt(loss.mean() / baseline_loss.mean())
     if not is_enough(len(loss), horizon):
         return max(WORST_SKILL, found), WORST_SKILL, 1.0
     outside = (1 - metrics.LEVEL) / 2
-    ratios = metrics.ratio_interval(loss, floor_loss, horizon, (outside / floors, outside))
+    ratios = metrics.ratio_interval(loss, baseline_loss, horizon, (outside / count, outside))
     low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
     return max(WORST_SKILL, found), max(WORST_SKILL, low), max(WORST_SKILL, high)
 
 
 def _compare(
-    loss: np.ndarray, floor_loss: np.ndarray, horizon: int, floors: int
+    loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Return skill, its interval and the test by name, and what could not be tested; losses (N,)."""
-    found, notes = _named("skill", _skill(loss, floor_loss, horizon, floors)), ()
-    statistic, p = metrics.cosine_test(loss - floor_loss, horizon)
-    if not floor_loss.any():
-        notes = ("the best floor makes no error",)
+    found, notes = _named("skill", _skill(loss, baseline_loss, horizon, count)), ()
+    statistic, p = metrics.cosine_test(loss - baseline_loss, horizon)
+    if not baseline_loss.any():
+        notes = ("the best baseline makes no error",)
     elif not is_enough(len(loss), horizon):
         least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
         notes = (f"{len(loss)} windows are too few to test {horizon} bars ahead; it takes {least}",)
         statistic, p = 0.0, 1.0
-    # The luckiest of several floors was taken, so to lose against it happens by chance that many times as often.
-    p = min(1.0, p * floors) if statistic > 0 else p
+    # The luckiest of several baselines was taken, so to lose against it happens by chance that many times as often.
+    p = min(1.0, p * count) if statistic > 0 else p
     return found | {"statistic": float(np.clip(statistic, -99, 99)), "p": float(p)}, notes
 
 
-def _diebold_mariano(loss: np.ndarray, floor_loss: np.ndarray, horizon: int) -> float:
+def _diebold_mariano(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int) -> float:
     if len(loss) <= horizon:
         return 0.0
-    return float(np.clip(metrics.diebold_mariano(loss, floor_loss, horizon)[0], -99, 99))
+    return float(np.clip(metrics.diebold_mariano(loss, baseline_loss, horizon)[0], -99, 99))
 
 
 def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
@@ -225,7 +232,7 @@ def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
 def judge_heads(
     series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int, model: str = ""
 ) -> dict[str, Judgement]:
-    """Judge a model's y (W, H, K) at the origins of a series, head by head, against the floors of each head."""
+    """Judge a model's y (W, H, K) at the origins of a series, head by head, against the baselines of each head."""
     found = evidence(series, origins, forecast, train_end)
     return {head: judge(**part, unit=series.unit, model=model) for head, part in found.items()}
 
@@ -237,12 +244,12 @@ def evidence(series: "Series", origins: np.ndarray, forecast: np.ndarray, train_
     rows = rows[series.segment[rows] == series.segment[rows + 1]]
     for head in dict.fromkeys(series.heads):
         columns = [k for k, owner in enumerate(series.heads) if owner == head]
-        floors, notes = baselines.floors(series, head, origins, horizon, train_end)
+        naive, notes = baselines.forecasts(series, head, origins, horizon, train_end)
         close = [i for i, k in enumerate(columns) if series.targets[k] == "close"]
         found[head] = {
             "truth": series.truth(origins, horizon)[..., columns],
             "forecast": forecast[..., columns],
-            "floors": floors,
+            "baselines": naive,
             "anchors": series.anchors[origins][:, columns],
             "scale": np.abs(series.levels[rows + 1] - series.anchors[rows]).mean(axis=0)[columns],
             "variance": _variance_at(series, columns, origins, train_end),
@@ -302,7 +309,7 @@ def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
     corrected = dict(zip(told, metrics.holm([judgements[series].p for series in told]), strict=True))
     found = {}
     for series, j in judgements.items():
-        against = f"against {j.best_floor}"
+        against = f"against {j.best_baseline}"
         if series not in corrected:
             least = max(LEAST_WINDOWS, LEAST_HORIZONS * j.horizon)
             reason = f"{j.windows} windows of {j.horizon} bars, a word takes {least}; skill {100 * j.skill:+.2f} %"
@@ -337,9 +344,9 @@ def say_worth(j: Judgement, word: str) -> str:
 
 
 MEANING = {  # of a verdict, for who would act on it
-    BEATS: "better than {floor} in the test split, skill {skill:+.2f} %",
-    TIES: "ties {floor}: this is no edge",
-    LOSES: "worse than {floor}: take the naive forecast",
+    BEATS: "better than {baseline} in the test split, skill {skill:+.2f} %",
+    TIES: "ties {baseline}: this is no edge",
+    LOSES: "worse than {baseline}: take the naive forecast",
     TOO_FEW: "{reason}",
 }
 
@@ -350,7 +357,7 @@ def meanings(results: Iterable[Mapping]) -> dict[str, str]:
     return {
         name: f"{verdict.word}: "
         + MEANING[verdict.word].format(
-            floor=group[name].best_floor, skill=100 * group[name].skill, reason=verdict.reason
+            baseline=group[name].best_baseline, skill=100 * group[name].skill, reason=verdict.reason
         )
         for name, verdict in verdicts(group).items()
     }
@@ -395,14 +402,14 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "high %": 100 * j.skill_high if told else math.nan,
                     "t": j.statistic,
                     "p": found[series].p if told else math.nan,
-                    "best floor": j.best_floor,
+                    "best baseline": j.best_baseline,
                     "skill against persistence %": _percent(j.persistence_skill),
                     "RMSE skill %": _percent(j.rmse_skill),
                     "RMSE low %": _percent(j.rmse_skill_low),
                     "RMSE high %": _percent(j.rmse_skill_high),
                     "Diebold-Mariano": j.diebold_mariano,
                     "rmse": j.rmse,
-                    "floor rmse": j.floors[j.best_floor],
+                    "baseline rmse": j.baselines[j.best_baseline],
                     "mae": j.mae,
                     "unit": j.unit,
                     "mase": j.mase,
@@ -429,12 +436,12 @@ def _percent(share: float | None) -> float | None:
 
 
 def skill_by_horizon(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
-    """Return the skill against the best floor in percent, a row a series and head, a column a bar ahead."""
+    """Return the skill against the best baseline in percent, a row a series and head, a column a bar ahead."""
     rows = {}
     for head, group in by_head.items():
         for series, j in group.items():
-            with np.errstate(divide="ignore", invalid="ignore"):  # a floor may make no error
-                skill = metrics.skill(np.array(j.rmse_by_horizon), np.array(j.floor_rmse_by_horizon))
+            with np.errstate(divide="ignore", invalid="ignore"):  # a baseline may make no error
+                skill = metrics.skill(np.array(j.rmse_by_horizon), np.array(j.baseline_rmse_by_horizon))
             rows[series, head] = dict(enumerate(100 * skill, start=1))
     return pd.DataFrame.from_dict(rows, orient="index")
 

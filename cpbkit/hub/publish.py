@@ -94,7 +94,7 @@ def _card(repo: str, experiment, results: list[dict]) -> ModelCard:
                     row["verdict"],
                     f"{row['skill %']:+.2f}",
                     f"{row['low %']:+.2f} to {row['high %']:+.2f}",
-                    row["best floor"],
+                    row["best baseline"],
                     f"{row['rmse']:.4g} {row['unit']}",
                     str(row["windows"]),
                 )
@@ -141,7 +141,7 @@ def _eval_result(experiment, row: dict) -> EvalResult:
         dataset_name=f"{row['series']} {experiment.data.start} to {experiment.data.end}",
         dataset_split="test",
         metric_type="rmse",
-        metric_name=f"RMSE of the {row['head']}, {row['unit']} ({row['verdict']} {row['best floor']})",
+        metric_name=f"RMSE of the {row['head']}, {row['unit']} ({row['verdict']} {row['best baseline']})",
         metric_value=round(float(row["rmse"]), 6),
     )
 

@@ -126,7 +126,7 @@ def run_series(
         about["seconds"] = time.monotonic() - begun
     on_progress("testing")
     with precision(training, device) as autocast, autocast:
-        errors, floor = _errors(net, windows)
+        errors, persistence = _errors(net, windows)
     kept = len(splits.test) // drop_last * drop_last if drop_last else 0
     return SeriesResult(
         name=name,
@@ -136,11 +136,11 @@ def run_series(
         horizon=task.horizon,
         windows={part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
         errors=_mean(errors),
-        persistence=_mean(floor),
+        persistence=_mean(persistence),
         drop_last=drop_last,
         errors_dropped=_mean(errors[:, :kept]) if kept else None,
-        persistence_dropped=_mean(floor[:, :kept]) if kept else None,
-        by_column={c: (_mean(errors[..., [k]]), _mean(floor[..., [k]])) for k, c in enumerate(task.targets)},
+        persistence_dropped=_mean(persistence[:, :kept]) if kept else None,
+        by_column={c: (_mean(errors[..., [k]]), _mean(persistence[..., [k]])) for k, c in enumerate(task.targets)},
         notes=tuple(notes),
         **about,
     )
@@ -157,8 +157,8 @@ def _errors(net: nn.Module | None, windows: Windows) -> tuple[np.ndarray, np.nda
         error = y if net is None else net(x, last) - y
         pair = [torch.stack([e.double().square().mean(2), e.double().abs().mean(2)], 1) for e in (error, y)]
         found.append(torch.stack(pair)[:, 0])  # (2, 1, 2, B, K) -> (2, 2, B, K)
-    model, floor = torch.cat(found, 2).cpu().numpy()
-    return model, floor
+    model, persistence = torch.cat(found, 2).cpu().numpy()
+    return model, persistence
 
 
 def _mean(errors: np.ndarray) -> Errors:

@@ -169,7 +169,7 @@ def _work(unit: Unit) -> Iterator[Message]:
             windows, stack = assemble(experiment, unit.series, unit.device)
         state = resumed or Fit(stack)
         everyone = list(range(len(windows)))
-        floor = _by_name(unit.series, persistence_losses(windows, everyone))
+        persistence = _by_name(unit.series, persistence_losses(windows, everyone))
         mean = _by_name(unit.series, mean_losses(windows, everyone))
     if unit.checkpoint and not resumed:
         yield Note(unit.name, f"{unit.name} begins anew, not from its checkpoint: {why}")
@@ -186,7 +186,7 @@ def _work(unit: Unit) -> Iterator[Message]:
             with clock("judging"):
                 name = finished.name
                 seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
-                losses = {"persistence": floor[name], "mean": mean[name]}
+                losses = {"persistence": persistence[name], "mean": mean[name]}
                 yield _result(unit, windows, finished, seconds | losses | {"data_sha256": data[name]})
         now = time.monotonic()
         if len(stack) and (now - saved > pause or stopping.is_asked()):
@@ -199,23 +199,27 @@ def _work(unit: Unit) -> Iterator[Message]:
         if now > enough:
             state.hurry = OUT_OF_TIME
         if now - told > PROGRESS_SECONDS:
-            yield _progress(unit, state, floor, samples, clock)
+            yield _progress(unit, state, persistence, samples, clock)
             told, samples = now, 0
-    yield _progress(unit, state, floor, samples, clock)
+    yield _progress(unit, state, persistence, samples, clock)
 
 
 def _by_name(series: tuple[Series, ...], losses: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return {s.name: {part: values[m] for part, values in losses.items()} for m, s in enumerate(series)}
 
 
-def _progress(unit: Unit, state: Fit, floor: dict[str, dict], samples: int, clock: Clock) -> Progress:
+def _progress(unit: Unit, state: Fit, persistence: dict[str, dict], samples: int, clock: Clock) -> Progress:
     training = unit.experiment.training
     share = (state.epoch + state.step / training.steps) / training.epochs
     running: dict[str, dict] = {}
     for row, curve in state.curves.items():
         name, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
         if name not in running or lowest < min(running[name]["curve"]["validation"], default=math.inf):
-            running[name] = {"curve": curve, "persistence": floor[name], "share": share}  # of a search the best so far
+            running[name] = {
+                "curve": curve,
+                "persistence": persistence[name],
+                "share": share,
+            }  # of a search the best so far
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 

@@ -22,10 +22,10 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
                 for a, b in zip(table["low %"], table["high %"], strict=True)
             ],
             "p": table["p"].map("{:.3f}".format, na_action="ignore").fillna(""),
-            "against": table["best floor"],
+            "against": table["best baseline"],
             "against persistence %": table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore"),
             "RMSE": [f"{value:.4g} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
-            "naive RMSE": table["floor rmse"].map("{:.4g}".format),
+            "naive RMSE": table["baseline rmse"].map("{:.4g}".format),
             "windows": table["windows"],
         }
     )

@@ -94,9 +94,9 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}".replace("-", "−")))
     ahead = {j.horizon for j in group.values()}
-    floors = {j.best_floor for j in group.values()}
+    baselines = {j.best_baseline for j in group.values()}
     bars = counted(ahead.pop(), "bar") if len(ahead) == 1 else "several bars"
-    against = floors.pop() if len(floors) == 1 else "the best naive forecast"
+    against = baselines.pop() if len(baselines) == 1 else "the best naive forecast"
     axes.set_title(f"{head}, {bars} ahead  ·  skill against {against}, %", x=-78 / (axes.bbox.width), pad=10)
 
 
