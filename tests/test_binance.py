@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from cpbkit.config.experiment import SYMBOLS
 from cpbkit.data import archive, binance
-from cpbkit.data.binance import Hosts, Incomplete, fetch_klines
+from cpbkit.data.binance import Hosts, fetch_klines
 from cpbkit.data.cache import Store
 from cpbkit.data.download import Retries
 from cpbkit.errors import CpbkitError, DataError, UnknownName

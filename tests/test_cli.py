@@ -25,8 +25,8 @@ from cpbkit.cli.command import Commands, experiment_of, last_months, status_line
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
-from cpbkit.data.binance import Incomplete
 from cpbkit.data.cache import Entry
+from cpbkit.data.klines import Incomplete
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, Terminated, UnknownName
 from cpbkit.evaluation.calibration import Cell

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cpbkit.data.klines import validate
-from cpbkit.data.yahoo import add_context, fetch_context, join_context
+from cpbkit.data.klines import Incomplete, validate
+from cpbkit.data.yahoo import add_context, fetch_context, fetch_klines, join_context
 from cpbkit.errors import DataError, SourceError, UnknownName
 
 NOW = pd.Timestamp("2025-06-10 14:40", tz="UTC")
@@ -165,3 +165,29 @@ def test_context_stands_beside_the_bars_of_every_series():
         assert each.passport is klines[name].passport and each.frame.index.equals(klines[name].frame.index)
         assert list(each.frame.columns[-2:]) == ["SPY_close", "SPY_return"]
         assert each.frame["SPY_return"].notna().all()
+
+
+def test_bars_of_yahoo_are_klines_without_volume():
+    raw = yahoo_frame(["BTC-USD", "ETH-USD"], hours("2025-06-08", 63, "UTC"))  # the last is still running
+    for ticker in ("BTC-USD", "ETH-USD"):
+        prices = raw.loc[:, [(price, ticker) for price in ("Open", "High", "Low", "Close")]]
+        raw[("High", ticker)], raw[("Low", ticker)] = prices.max(axis=1), prices.min(axis=1)
+    raw.loc[raw.index[5], (slice(None), "ETH-USD")] = np.nan
+    download = Download(raw)
+    got = fetch_klines(["BTCUSDT", "ETHUSD"], ["1h"], "2025-06-08", "2025-06-10", download=download, now=NOW)
+    assert download.asked[0][0] == ["BTC-USD", "ETH-USD"] and set(got) == {"BTCUSDT_1h", "ETHUSD_1h"}
+    bars, passport = got["BTCUSDT_1h"].frame, got["BTCUSDT_1h"].passport
+    assert list(bars.columns) == ["open", "high", "low", "close"]
+    assert bars.index[0] == raw.index[0] and bars.index[-1] == pd.Timestamp("2025-06-10 13:00", tz="UTC")
+    assert (bars["close"].to_numpy() == raw[("Close", "BTC-USD")].to_numpy()[:-1]).all()
+    assert (passport.source, passport.expected, passport.got) == ("yahoo", 62, 62)
+    assert got["ETHUSD_1h"].passport.missing == 1 and "no volume" in passport.notes[0]
+
+
+def test_series_that_yahoo_lacks_stop_no_other():
+    raw = yahoo_frame(["BTC-USD"], hours("2025-06-08", 24, "UTC"))
+    prices = raw.loc[:, [(price, "BTC-USD") for price in ("Open", "High", "Low", "Close")]]
+    raw[("High", "BTC-USD")], raw[("Low", "BTC-USD")] = prices.max(axis=1), prices.min(axis=1)
+    with pytest.raises(Incomplete, match="NOPEUSDT_1h: Yahoo gave no closed bar of NOPE-USD") as caught:
+        fetch_klines(["BTCUSDT", "NOPEUSDT"], ["1h"], "2025-06-08", "2025-06-08", download=Download(raw), now=NOW)
+    assert set(caught.value.klines) == {"BTCUSDT_1h"} and set(caught.value.reasons) == {"NOPEUSDT_1h"}

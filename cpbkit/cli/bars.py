@@ -58,7 +58,8 @@ def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
     Exit code 0 only when every bar is there that the venue is known to have made and none is in doubt, but for
     --allow-gaps and --allow-doubts.
     """
-    from cpbkit.data.binance import Incomplete, fetch_klines
+    from cpbkit.data.binance import fetch_klines
+    from cpbkit.data.klines import Incomplete
     from cpbkit.quantities import downloaded
 
     if any(given.values()):

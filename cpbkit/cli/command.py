@@ -232,8 +232,8 @@ which_bars = _options(
 which_source = _options(
     click.option(
         "--source",
-        type=click.Choice(["binance", "files", "synthetic"]),
-        help="The venue, your own files, or the seeded market.  [default: binance]",
+        type=click.Choice(["binance", "yahoo", "files", "synthetic"]),
+        help="The venue, Yahoo (no volumes), your own files, or the seeded market.  [default: binance]",
     ),
     click.option(
         "--files",
@@ -344,12 +344,18 @@ def experiment_of(preset: str, settings: dict, features: tuple[str, ...] | None 
     if experiment.data.market == "network":
         return _with_traces(experiment)
     data = experiment.data
-    if data.source != "binance" or (data.start and data.end):
+    if data.source not in ("binance", "yahoo") or (data.start and data.end):
         return experiment
     if data.start or data.end:
         raise click.UsageError("which days? Such as --days 90, or --start 2025-03-01 --end 2025-06-30")
     start, end = last_months(today())
-    click.echo(f"No days were given: the last twelve whole months, {start} to {end}.", err=True)
+    meant = "the last twelve whole months"
+    if data.source == "yahoo":
+        from cpbkit.data.yahoo import reach
+
+        end, meant = str(today()), "what Yahoo serves, at most twelve months"
+        start = str(today() - dt.timedelta(days=min(365, reach(data.intervals) - 1)))
+    click.echo(f"No days were given: {meant}, {start} to {end}.", err=True)
     return vary(experiment, start=start, end=end)
 
 

@@ -25,7 +25,7 @@ OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
 class Data:
     """Which bars."""
 
-    source: str = "binance"  # binance | files | synthetic | given (bars as frames, in Python) | table (any columns, so)
+    source: str = "binance"  # binance | yahoo | files | synthetic | given (bars as frames) | table (any columns, so)
     files: str = ""  # file, folder or pattern of own bars, in any type and layout that read_files knows
     venue: str = ""  # of own bars: binance (its halts and listings), other, or "" for what their names say
     market: str = "spot"  # spot | um (USD-M futures) | network (traces of a connection, in files, instead of bars)
@@ -38,7 +38,7 @@ class Data:
     tickers: tuple[str, ...] = ()  # context series of Yahoo: each gives the features TICKER_close and TICKER_return
 
     def __post_init__(self):
-        check_name("source", self.source, ("binance", "files", "synthetic", "given", "table"))
+        check_name("source", self.source, ("binance", "yahoo", "files", "synthetic", "given", "table"))
         check_name("venue", self.venue, ("", "binance", "other"))
         if (self.source == "files") != bool(self.files):
             raise CpbkitError(f"source 'files' goes with where the files are; got {self.source!r}, {self.files!r}")

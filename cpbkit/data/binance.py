@@ -28,6 +28,7 @@ from cpbkit.data.klines import (
     EXTRAS,
     SECOND_NS,
     Disagreement,
+    Incomplete,
     Klines,
     SourceFile,
     check_interval,
@@ -68,15 +69,6 @@ LISTING_LIMIT = 64 << 20  # bytes; all symbols of a market with their rules have
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, int, str], None]  # done files, total files, bytes, what came last
 Job = tuple[str, Callable[[], Any]]  # what it gets, in words; the function that a thread runs
-
-
-class Incomplete(SourceError):
-    """Some series could not be had; `klines` holds those that could, `reasons` a sentence for each other one."""
-
-    def __init__(self, message: str, klines: dict[str, Klines], reasons: dict[str, str]):
-        super().__init__(message)
-        self.klines = klines
-        self.reasons = reasons
 
 
 @dataclass(frozen=True)

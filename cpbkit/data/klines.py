@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.data.venue import HALTS, halts_of
-from cpbkit.errors import DataError, check_name
+from cpbkit.errors import DataError, SourceError, check_name
 from cpbkit.texts import redact
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -140,6 +140,15 @@ class Klines:
 
     frame: pd.DataFrame
     passport: Passport
+
+
+class Incomplete(SourceError):
+    """Some series are not there; `klines` holds those that are, `reasons` a sentence for each other one."""
+
+    def __init__(self, message: str, klines: dict[str, Klines], reasons: dict[str, str]):
+        super().__init__(message)
+        self.klines = klines
+        self.reasons = reasons
 
 
 def find_interval(text: str) -> str:

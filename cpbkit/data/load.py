@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from cpbkit.config.experiment import Experiment
 from cpbkit.data import binance, derivatives, files, synthetic, yahoo
-from cpbkit.data.binance import Incomplete
-from cpbkit.data.klines import Klines
+from cpbkit.data.klines import Incomplete, Klines
 from cpbkit.data.traces import Trace, load_traces
 from cpbkit.errors import DataError
 from cpbkit.quantities import downloaded
@@ -40,6 +39,9 @@ def load_klines(
     elif data.source == "files":
         tell("reading files")
         bars = _chosen(experiment, found or open_files(experiment))
+    elif data.source == "yahoo":
+        tell("getting bars of Yahoo")
+        bars = yahoo.fetch_klines(data.symbols, data.intervals, data.start, data.end)
     elif data.source in ("given", "table"):
         raise DataError("the bars of this run were given as frames; give them again: sweep(..., data=frames)")
     else:

@@ -1,8 +1,10 @@
-"""Context series (stock indices, gold, the dollar) from Yahoo, through yfinance: extra `cpbkit[yahoo]`.
+"""Bars and context series (stock indices, gold, the dollar) from Yahoo, through yfinance: extra `cpbkit[yahoo]`.
 
-Never a stand-in for the bars of a venue: Yahoo's crypto volumes have holes, so volume is not even kept.
+Taken where it is asked for by name, never a stand-in for a venue. Yahoo's crypto prices are an average over venues, and
+its volumes have holes, so volume is not even kept.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +12,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name
+from cpbkit.data.klines import INTERVAL_SECONDS, Incomplete, Klines, series_name, split_name, validate
 from cpbkit.errors import DataError, SourceError, check_name
 
 PRICES = ("open", "high", "low", "close")
 # How many days back Yahoo serves each interval; 0: all there is.
 REACH = {"1m": 7, "5m": 60, "15m": 60, "30m": 60, "1h": 730, "1d": 0, "1w": 0}
+
+
+def reach(intervals: Iterable[str]) -> int:
+    """Return how many days back Yahoo serves all of these intervals. Errors: UnknownName."""
+    return min(REACH[check_name("interval", interval, REACH)] or 100_000 for interval in intervals)
 
 
 def fetch_context(
@@ -34,6 +41,60 @@ def fetch_context(
     came later. Bars that close after `now` are left out. download: stands in for yfinance.download.
     Raises DataError for dates beyond Yahoo's reach, before any request; SourceError for tickers without bars.
     """
+    context = _fetch(tickers, interval, start, end, download, now)
+    if lacking := [ticker for ticker in map(str.upper, tickers) if ticker not in context]:
+        raise SourceError(f"Yahoo gave no closed bar of {', '.join(lacking)}{_WHY_NONE}")
+    return context
+
+
+def fetch_klines(
+    symbols: Iterable[str],
+    intervals: Iterable[str],
+    start: str,
+    end: str,
+    *,
+    download: Callable[..., pd.DataFrame] | None = None,
+    now: Any = None,
+) -> dict[str, Klines]:
+    """Fetch the bars of each symbol at each interval, without volume; BTCUSDT is Yahoo's BTC-USD, SPY is SPY.
+
+    Arguments and errors as `fetch_context`; Incomplete where Yahoo has some of the series and not others.
+    """
+    tickers = {symbol: re.sub(r"USDT?$", "-USD", symbol.upper()) for symbol in symbols}
+    klines, reasons = {}, {}
+    now = pd.Timestamp.now("UTC") if now is None else pd.Timestamp(now).tz_convert("UTC")
+    for interval in intervals:
+        bars = _fetch(tickers.values(), interval, start, end, download, now)
+        step = pd.Timedelta(seconds=INTERVAL_SECONDS[interval])
+        for symbol, ticker in tickers.items():
+            name = series_name(symbol, interval)
+            if ticker not in bars:
+                reasons[name] = f"Yahoo gave no closed bar of {ticker}{_WHY_NONE}"
+                continue
+            frame = bars[ticker].set_axis(bars[ticker].index - step)
+            last = pd.Timestamp(end, tz="UTC") + pd.Timedelta(days=1) - step
+            klines[name] = validate(frame, name, source="yahoo", start=start, end=last, now=now)
+    if reasons:
+        lines = [f"{name}: {why}" for name, why in reasons.items()]
+        raise Incomplete("\n".join([f"{len(reasons)} series are not there.", *lines]), klines, reasons)
+    return klines
+
+
+_WHY_NONE = (
+    ": check the ticker at finance.yahoo.com, or the dates; Yahoo also turns away whole networks for a while (notebook "
+    "services share addresses): try again later"
+)
+
+
+def _fetch(
+    tickers: Iterable[str],
+    interval: str,
+    start: str,
+    end: str,
+    download: Callable[..., pd.DataFrame] | None,
+    now: Any,
+) -> dict[str, pd.DataFrame]:
+    """Return the closed bars of those tickers that Yahoo has any of."""
     tickers = list(dict.fromkeys(ticker.upper() for ticker in tickers))
     check_name("interval", interval, REACH)
     now = pd.Timestamp.now("UTC") if now is None else pd.Timestamp(now).tz_convert("UTC")
@@ -102,7 +163,7 @@ def _yfinance() -> Callable[..., pd.DataFrame]:
         import yfinance
     except ImportError:
         raise SourceError(
-            'context series come through yfinance, which is not installed: pip install "cpbkit[yahoo]"'
+            'bars of Yahoo come through yfinance, which is not installed: pip install "cpbkit[yahoo]"'
         ) from None
     return yfinance.download
 
@@ -120,10 +181,4 @@ def _by_ticker(raw: pd.DataFrame | None, tickers: list[str], step: int, now: pd.
         frame = frame[~frame.index.duplicated(keep="last")]
         if len(frame):
             context[ticker] = frame
-    lacking = [ticker for ticker in tickers if ticker not in context]
-    if lacking:
-        raise SourceError(
-            f"Yahoo gave no closed bar of {', '.join(lacking)}: check the ticker at finance.yahoo.com, or the dates; "
-            "Yahoo also turns away whole networks for a while (notebook services share addresses): try again later"
-        )
     return context
