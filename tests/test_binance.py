@@ -24,6 +24,7 @@ from cpbkit.data import archive, binance
 from cpbkit.data.binance import Hosts, fetch_klines
 from cpbkit.data.cache import Store
 from cpbkit.data.download import Retries
+from cpbkit.data.klines import Incomplete
 from cpbkit.errors import CpbkitError, DataError, UnknownName
 
 NOW = "2025-03-12T10:30"
