@@ -1,7 +1,9 @@
 """The front door: start a run or open one, look at what it found, use its models."""
 
+import datetime as dt
 import hashlib
 import html
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +18,7 @@ from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
-from cpbkit.data.load import load_klines, open_files
+from cpbkit.data.load import load_klines, open_files, with_days
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation.backtest import folds, judge_folds, refit
 from cpbkit.evaluation.leakage import audit, check_overfit
@@ -38,6 +40,8 @@ from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
 from cpbkit.windows.series import Series, from_klines, from_table
 from cpbkit.windows.splits import split
+
+log = logging.getLogger(__name__)
 
 
 class Run:
@@ -271,7 +275,8 @@ def sweep(
     repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any
     tables, `{"load": frame}`, whose columns of numbers are all forecast unless `targets` names some; they count as
     settings. `files="bars/"` takes bars of files in any usual layout. given: settings by their flat name (symbols,
-    intervals, start, end, epochs, ...), and what says where it runs: executor, workers, minutes.
+    intervals, start, end, epochs, ...; without days the last twelve months, said first), and what says where it runs:
+    executor, workers, minutes.
     `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
@@ -325,7 +330,7 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
     if "targets" in settings:
         settings.setdefault("target_weights", (1.0,) * len(settings["targets"]))
     base = preset if isinstance(preset, Experiment) else find_preset(preset)
-    experiment = vary(base, **settings)
+    experiment = with_days(vary(base, **settings), dt.datetime.now(dt.timezone.utc).date(), log.warning)
     if experiment.data.source == "files":
         found = open_files(experiment)
         return found.settle(experiment), own, partial(load_klines, found=found)

@@ -242,3 +242,11 @@ def test_the_best_model_is_one_that_is_sure():
     table = pd.DataFrame({"series": ["A_1h", "B_1h", "C_1h"], "verdict": ["TIES", "BEATS", "BEATS"]})
     assert Verdicts(table, ()).best == "B_1h"
     assert Verdicts(table[:1], ()).best == "A_1h"
+
+
+def test_without_days_the_last_twelve_months_are_taken_and_said(tmp_path, caplog):
+    assert cpb.find_run("quick", runs=tmp_path) is None
+    assert "No days were given: the last twelve whole months, 20" in caplog.text
+    caplog.clear()
+    assert cpb.find_run("quick", source="yahoo", start="2025-03-01", end="2025-03-02", runs=tmp_path) is None
+    assert not caplog.text

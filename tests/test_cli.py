@@ -21,12 +21,13 @@ from conftest import ROOT
 from test_report import write_run
 from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
-from cpbkit.cli.command import Commands, experiment_of, last_months, status_line
+from cpbkit.cli.command import Commands, experiment_of, status_line
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.cache import Entry
 from cpbkit.data.klines import Incomplete
+from cpbkit.data.load import last_months
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError, Terminated, UnknownName
 from cpbkit.evaluation.calibration import Cell
@@ -174,7 +175,7 @@ def test_a_tuple_may_be_set_whatever_its_default(monkeypatch, given, setting, va
     ("arguments", "hint"),
     [
         (["--source", "synthetic", "--start", "2025-02-01", "--end", "2025-01-01"], "start must not be after end"),
-        (["--end", "2025-02-01"], "which days?"),
+        (["--end", "2025-02-01"], "start must be a day too, such as 2025-03-01; got end 2025-02-01 alone"),
         (["--start", "yesterday", "--end", "2025-01-01"], "a day like 2025-03-01"),
         (["--set", "learning_rat=1"], "(nearest: learning_rate"),
         (["--set", "epochs=many"], "epochs is a int"),

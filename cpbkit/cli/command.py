@@ -343,26 +343,12 @@ def experiment_of(preset: str, settings: dict, features: tuple[str, ...] | None 
     experiment = add_features(experiment, features)
     if experiment.data.market == "network":
         return _with_traces(experiment)
-    data = experiment.data
-    if data.source not in ("binance", "yahoo") or (data.start and data.end):
-        return experiment
-    if data.start or data.end:
-        raise click.UsageError("which days? Such as --days 90, or --start 2025-03-01 --end 2025-06-30")
-    start, end = last_months(today())
-    meant = "the last twelve whole months"
-    if data.source == "yahoo":
-        from cpbkit.data.yahoo import reach
+    from cpbkit.data.load import with_days
 
-        end, meant = str(today()), "what Yahoo serves, at most twelve months"
-        start = str(today() - dt.timedelta(days=min(365, reach(data.intervals) - 1)))
-    click.echo(f"No days were given: {meant}, {start} to {end}.", err=True)
-    return vary(experiment, start=start, end=end)
-
-
-def last_months(day: dt.date) -> tuple[str, str]:
-    """Return the first and the last day of the twelve months before that of a day; the archive has them whole."""
-    first = day.replace(day=1)
-    return first.replace(year=first.year - 1).isoformat(), (first - dt.timedelta(days=1)).isoformat()
+    try:
+        return with_days(experiment, today(), lambda text: click.echo(text, err=True))
+    except CpbkitError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _with_traces(experiment: Experiment) -> Experiment:

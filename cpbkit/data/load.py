@@ -1,17 +1,45 @@
 """The bars of an experiment, from the source that it names, with context beside them."""
 
+import datetime as dt
 import logging
 import time
 from collections.abc import Callable
 
-from cpbkit.config.experiment import Experiment
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance, derivatives, files, synthetic, yahoo
 from cpbkit.data.klines import Incomplete, Klines
 from cpbkit.data.traces import Trace, load_traces
-from cpbkit.errors import DataError
+from cpbkit.errors import CpbkitError, DataError
 from cpbkit.quantities import downloaded
 
 log = logging.getLogger(__name__)
+
+
+def with_days(experiment: Experiment, today: dt.date, tell: Callable[[str], None]) -> Experiment:
+    """Return the experiment with first and last day: where none are given, the last twelve months that are there.
+
+    today: in UTC. tell: hears which days were taken. Errors: CpbkitError for a last day without a first one.
+    """
+    data = experiment.data
+    if data.source not in ("binance", "yahoo") or data.market == "network" or (data.start and data.end):
+        return experiment
+    if data.end:
+        raise CpbkitError(f"start must be a day too, such as 2025-03-01; got end {data.end} alone")
+    if data.start:
+        return vary(experiment, end=str(today))
+    start, end = last_months(today)
+    meant = "the last twelve whole months"
+    if data.source == "yahoo":
+        end, meant = str(today), "what Yahoo serves, at most twelve months"
+        start = str(today - dt.timedelta(days=min(365, yahoo.reach(data.intervals) - 1)))
+    tell(f"No days were given: {meant}, {start} to {end}.")
+    return vary(experiment, start=start, end=end)
+
+
+def last_months(day: dt.date) -> tuple[str, str]:
+    """Return the first and the last day of the twelve months before that of a day; the archive has them whole."""
+    first = day.replace(day=1)
+    return first.replace(year=first.year - 1).isoformat(), (first - dt.timedelta(days=1)).isoformat()
 
 
 def open_files(experiment: Experiment) -> files.Found:
