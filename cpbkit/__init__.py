@@ -16,6 +16,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "fetch": "api",
     "find_run": "api",
     "load": "hub.load",
+    "map": "api",
     "open_run": "api",
     "presets": "api",
     "sweep": "api",

@@ -6,7 +6,7 @@ import html
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,9 @@ from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
-from cpbkit.errors import RunError, check_name
+from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.evaluation.backtest import folds, judge_folds, refit
+from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.leakage import audit, check_overfit
 from cpbkit.evaluation.pooled import gather, pool
 from cpbkit.evaluation.training_checks import check_results
@@ -241,6 +242,28 @@ class Retraining:
 
 
 @dataclass(frozen=True, repr=False)
+class Map:
+    """What can be forecast at all: a row per series, target and horizon, and one for all series at once."""
+
+    table: pd.DataFrame
+    synthetic: bool = False
+
+    def plot(self):
+        """Return the map as a picture."""
+        from cpbkit.views.forecastable import map_figure
+
+        return map_figure(self.table, self.synthetic)
+
+    def __str__(self) -> str:
+        return text(self.table)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{html.escape(line)}</p>" for line in headlines(self.table))
+
+
+@dataclass(frozen=True, repr=False)
 class Link:
     """A file that was written, shown in a notebook as a link to it."""
 
@@ -306,6 +329,19 @@ def find_run(
     experiment, own, _ = _settle(preset, data, {name: value for name, value in given.items() if name not in place})
     folder = Path(runs) / name_run(experiment, own)
     return open_run(folder, trust_code=True) if (folder / "experiment.json").exists() else None
+
+
+def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HORIZONS, **given) -> Map:
+    """Say what can be forecast at all, before a GPU hour is spent: targets x horizons of every series, in closed form.
+
+    data, given: bars as `sweep` takes them (symbols, intervals, start, end, files, source). horizons: bars.
+    Errors: CpbkitError for settings that cannot be, DataError for bars that are too few, SourceError.
+    """
+    experiment, _, bars = _settle("quick", data, given)
+    klines = (bars or load_klines)(experiment, lambda stage: None)
+    if not all(isinstance(one, Klines) for one in klines.values()):
+        raise DataError("a map takes bars, with open, high, low, close and volume; these are tables of other columns")
+    return Map(forecastable(klines, horizons), any(one.passport.synthetic for one in klines.values()))
 
 
 def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):

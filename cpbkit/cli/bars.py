@@ -1,6 +1,7 @@
 """Bars and tables: fetch, look after, and train on a table of one's own."""
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cpbkit.cli.command import (
     show,
     status_line,
     which_bars,
+    which_source,
 )
 from cpbkit.config.experiment import COINS
 from cpbkit.errors import DataError
@@ -213,6 +215,44 @@ def _passport_text(passports, table) -> str:
     blocks += ["\n".join(["A factor of ten off their neighbours (UTC bar starts)", *off])] if off else []
     blocks += [f"{passport.series}: {' '.join(passport.notes)}" for passport in passports if passport.notes]
     return "\n\n".join(blocks)
+
+
+def _horizons(_, __, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"bars, such as 1,4,24; got {text!r}") from None
+
+
+@click.command(
+    "map",
+    cls=Command,
+    examples=("cpbkit map --intervals 1h --days 180", "cpbkit map --files my/bars --horizons 1,12 --figure map.png"),
+)
+@which_source
+@which_bars
+@click.option("--horizons", callback=_horizons, default="1,4,24", show_default=True, help="Bars ahead.")
+@click.option("--figure", type=click.Path(dir_okay=False), help="Draw the map into this file too, .png or .svg.")
+@as_json
+def draw_map(horizons, figure, as_json, **given):
+    """Say what can be forecast at all, before a GPU hour is spent on it.
+
+    Return, direction, volatility, range and volume of every series, some bars ahead, by closed-form models that are
+    refitted as they go through the second half of the bars, each with a verdict corrected for all of them.
+    """
+    from cpbkit.api import Map
+    from cpbkit.cli.runs import open_own
+    from cpbkit.data.load import load_klines
+    from cpbkit.evaluation.forecastable import forecastable
+
+    experiment, bars = open_own(experiment_of("quick", {}, **given))
+    with status_line() as say:
+        klines = (bars or load_klines)(experiment, say)
+        say(f"judging {len(klines)} series")
+        found = Map(forecastable(klines, horizons), any(one.passport.synthetic for one in klines.values()))
+    show(json.loads(found.table.to_json(orient="records")), as_json, lambda: str(found))
+    if figure:
+        found.plot().savefig(figure)
 
 
 @click.group(cls=Commands)

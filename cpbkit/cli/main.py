@@ -20,6 +20,7 @@ for command in (
     bars.fetch,
     bars.passport,
     bars.export,
+    bars.draw_map,
     runs.smoke,
     runs.sweep,
     runs.status,

@@ -141,7 +141,7 @@ def judge(
     plain = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in {"": forecast, **baselines}.items()}
     losses = plain if variance is None else {name: loss / variance for name, loss in plain.items()}
     best = min(baselines, key=lambda name: losses[name].mean())
-    compared, untested = _compare(losses[""], losses[best], horizon, len(baselines))
+    compared, untested = compare(losses[""], losses[best], horizon, len(baselines))
     persistence = losses.get("persistence")
     moves, told = truth[:, -1, direction_of], forecast[:, -1, direction_of]
     signs = metrics.direction(moves, told, overlap=horizon)
@@ -193,10 +193,13 @@ def _skill(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int
     return max(WORST_SKILL, found), max(WORST_SKILL, low), max(WORST_SKILL, high)
 
 
-def _compare(
+def compare(
     loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return skill, its interval and the test by name, and what could not be tested; losses (N,)."""
+    """Return skill, its interval and the test by name, and what could not be tested; losses (N,) of successive origins.
+
+    count: of how many naive forecasts the best was taken.
+    """
     found, notes = _named("skill", _skill(loss, baseline_loss, horizon, count)), ()
     statistic, p = metrics.cosine_test(loss - baseline_loss, horizon)
     if not baseline_loss.any():
