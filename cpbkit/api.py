@@ -105,11 +105,14 @@ class Run:
 
         return sweep_html(self.results, self._folder.monitor(), self.series)
 
-    def report(self, out: str | os.PathLike | None = None) -> "Link":
-        """Write the report, one HTML file, and return a link to it."""
+    def report(self, out: str | os.PathLike | None = None, series: Sequence[str] | None = None) -> "Link":
+        """Write the report, one HTML file, and return a link to it.
+
+        series: those that get a part of their own; by default all, or the best and the worst of very many.
+        """
         from cpbkit.views.report import write_report
 
-        return Link(write_report(self.folder, out))
+        return Link(write_report(self.folder, out, series=series))
 
     def retrain(self, series: str = "", **given) -> "Retraining":
         """Return a series of this run, by default the one of the best verdict, to be trained again under suspicion.

@@ -1,9 +1,11 @@
 """What every test gets: an own cache, loopback only, and a reason for each skip."""
 
+import importlib.util
 import os
 import pathlib
 import shutil
 import socket
+import urllib.parse
 
 import pytest
 
@@ -21,8 +23,9 @@ def pytest_collection_modifyitems(items):
             for item in gpu:
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
     for item in items:
-        if item.get_closest_marker("browser") and not shutil.which("chromium"):
-            item.add_marker(pytest.mark.skip(reason="no chromium here"))
+        if item.get_closest_marker("browser"):
+            if not shutil.which("chromium") or not importlib.util.find_spec("playwright"):
+                item.add_marker(pytest.mark.skip(reason="no chromium or no playwright here"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,39 @@ def isolated(monkeypatch, tmp_path_factory):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", loopback_only)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Start one Chromium for the tests of a module."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open pages as a person does; none may complain in the console or ask another host for anything."""
+    wrong, opened = [], []
+
+    def open_page(url, width=1280, scheme="light"):
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        opened.append(page)
+        page.set_default_timeout(30_000)
+        home = urllib.parse.urlsplit(url).netloc
+        page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(said.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda r: urllib.parse.urlsplit(r.url).netloc not in (home, "") and wrong.append(r.url))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for page in opened:
+        page.close()
+    assert wrong == []
 
 
 @pytest.fixture

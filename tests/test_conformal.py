@@ -89,7 +89,7 @@ def known(share, rows=5000, seed=0):
 
 def test_what_intervals_held_is_told_in_basis_points_beside_persistence():
     series, splits, forecasts = known(0.5)
-    told = judge_intervals(series, splits, 8, *forecasts)["price"]
+    told = judge_intervals(series, splits, 8, *forecasts)[0]["price"]
     validation, test = (1e4 * series.truth(origins, 3) for origins in (splits.validation, splits.test))
     own = conformal_intervals(0.5 * validation, 0.5 * test)
     assert told["unit"] == "bp" and told["nominal"] == 0.9
@@ -106,7 +106,7 @@ def test_what_intervals_held_is_told_in_basis_points_beside_persistence():
 def test_wild_windows_follow_wild_bars():
     """Intervals that adapt over days lag behind a wild spell of hours, and the ledger says so."""
     series, splits, forecasts = known(0.0)
-    told = judge_intervals(series, splits, 8, *forecasts)["price"]
+    told = judge_intervals(series, splits, 8, *forecasts)[0]["price"]
     inside = conformal_intervals(*(series.truth(origins, 3) for origins in (splits.validation, splits.test))).inside
     before = [np.abs(np.diff(series.levels[t - 7 : t + 1, 0])).mean() for t in splits.test]
     assert told["coverage_wild"] == pytest.approx(inside[before >= np.quantile(before, 0.9)].mean())
@@ -115,7 +115,7 @@ def test_wild_windows_follow_wild_bars():
 
 def test_coverage_over_time_is_short_dated_and_json():
     series, splits, forecasts = known(0.5)
-    told = json.loads(json.dumps(judge_intervals(series, splits, 8, *forecasts), allow_nan=False))["price"]
+    told = json.loads(json.dumps(judge_intervals(series, splits, 8, *forecasts)[0], allow_nan=False))["price"]
     assert len(json.dumps(told)) < 2500
     assert len(told["dates"]) == len(told["over_time"]) == len(splits.test) // LEAST < POINTS
     assert told["dates"] == sorted(told["dates"])
@@ -125,12 +125,12 @@ def test_coverage_over_time_is_short_dated_and_json():
 
 def test_a_long_test_split_has_no_more_points():
     series, splits, forecasts = known(0.5, rows=9000)
-    assert len(judge_intervals(series, splits, 8, *forecasts)["price"]["over_time"]) == POINTS
+    assert len(judge_intervals(series, splits, 8, *forecasts)[0]["price"]["over_time"]) == POINTS
 
 
 def test_the_figure_draws_coverage_of_each_model():
     series, splits, forecasts = known(0.5)
-    told = judge_intervals(series, splits, 8, *forecasts)
+    told, _ = judge_intervals(series, splits, 8, *forecasts)
     lines = [{"series": name, "synthetic": True, "test": {}, "intervals": told} for name in ("A_1h", "B_1h")]
     figure = coverage_figure([*lines, {"series": "C_1h", "status": "failed", "synthetic": True, "test": {}}])
     (axes,) = figure.axes
@@ -152,4 +152,5 @@ def test_a_sweep_keeps_what_its_intervals_held_and_the_report_shows_it(tmp_path)
     page = Page(write_report(tmp_path / "run"))
     (row,) = page.table("series", "head", "inside %")
     assert row[:3] == ["BTC 1h", "price", f"{100 * told['coverage']:.1f}"]
-    assert row[5].endswith(" bp") and "The 90 % intervals of 1 model held" in page.text
+    assert row[5].endswith(" bp") and "calibration of the price: truth inside the interval" in page.text
+    assert "close of price: forecast 4 bars before, and truth" in page.text

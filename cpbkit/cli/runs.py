@@ -387,11 +387,12 @@ def verdict(folders, as_json):
 @run_folder
 @click.option("--out", type=click.Path(dir_okay=False), help="Where to write it.  [default: report.html in the RUN]")
 @click.option("--with-command", is_flag=True, help="Show the command line of the run too, with its paths.")
-def report(folder, out, with_command):
+@click.option("--series", callback=names, help="Those that get a part, such as BTCUSDT_1h.  [default: 200 at most]")
+def report(folder, out, with_command, series):
     """Write the report of a run, finished or not: one HTML file."""
     from cpbkit.views.report import write_report
 
-    click.echo(write_report(folder, out, with_command=with_command))
+    click.echo(write_report(folder, out, with_command=with_command, series=series))
 
 
 @click.command(

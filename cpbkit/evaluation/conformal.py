@@ -69,14 +69,16 @@ def _stream(before: list[float], scores: list[float], ahead: int, alpha: float, 
 
 def judge_intervals(
     series: "Series", splits: "Splits", context: int, validation: np.ndarray, test: np.ndarray
-) -> dict[str, dict]:
+) -> tuple[dict[str, dict], dict[str, np.ndarray]]:
     """Say by head, in plain JSON types, what intervals around y of the validation and test windows held on test.
+
+    Also return their half widths through the test, (W, H, K) of y, by head.
 
     Widths and scores are in the unit of the judgements, less is better; those of persistence stand beside them. Wild
     windows follow the wildest tenth of contexts, by their mean absolute move of a bar. CRPS: of the forecast spread
     by its errors on validation, which early stopping has seen; on test the intervals adapt, this does not.
     """
-    horizon, found = test.shape[1], {}
+    horizon, found, halves = test.shape[1], {}, {}
     scale = UNITS.get(series.unit, 1.0)
     truths = [scale * series.truth(origins, horizon) for origins in (splits.validation, splits.test)]
     moves = np.abs(series.levels[1:] - series.anchors[:-1])
@@ -87,12 +89,13 @@ def judge_intervals(
         running = np.concatenate([[0.0], np.cumsum(moves[:, columns].mean(axis=1))])
         wildness = running[splits.test] - running[splits.test - max(1, context - 1)]
         intervals = conformal_intervals(*own)
+        halves[head] = intervals.half / scale
         inside = intervals.inside.mean(axis=(1, 2))
         blocks = np.array_split(np.arange(len(inside)), max(1, min(POINTS, len(inside) // LEAST)))
         times = series.times[splits.test[[block[-1] for block in blocks]]]
         found[head] = {
             "nominal": 1 - ALPHA,
-            "half_width": (intervals.half[-1] / scale).tolist(),  # (H, K) of y, in force at the end of test
+            "half_width": halves[head][-1].tolist(),  # (H, K) of y, in force at the end of test
             "coverage": float(inside.mean()),
             "coverage_wild": float(inside[wildness >= np.quantile(wildness, 1 - WILD)].mean()),
             "coverage_worst_step": float(intervals.inside.mean(axis=(0, 2)).min()),
@@ -105,7 +108,7 @@ def judge_intervals(
             "dates": [str(time.astype("datetime64[m]")) for time in times],
             "over_time": [round(float(inside[block].mean()), 4) for block in blocks],
         }
-    return found
+    return found, halves
 
 
 def _score(errors: np.ndarray, intervals: Intervals) -> float:

@@ -15,7 +15,7 @@ import pandas as pd
 import scipy
 
 from cpbkit.errors import CpbkitError
-from cpbkit.evaluation import metrics
+from cpbkit.evaluation import metrics, past
 from cpbkit.evaluation.verdicts import LEAST_HORIZONS, LEAST_WINDOWS, TOO_FEW, Verdict, is_enough, word_of
 
 if TYPE_CHECKING:  # windows needs torch
@@ -54,9 +54,9 @@ def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str =
     return Losses(times, series.step_seconds, truth.shape[1], variance, own, lost)
 
 
-def to_bytes(by_head: Mapping[str, Losses]) -> bytes:
-    """Pack the losses of a series, head by head, as a file of numpy arrays."""
-    arrays = {}
+def to_bytes(by_head: Mapping[str, Losses], shown: Mapping[str, past.Past] | None = None) -> bytes:
+    """Pack the losses of a series, and its last forecasts to be shown, head by head, as a file of numpy arrays."""
+    arrays = past.arrays_of(shown or {})
     for head, one in by_head.items():
         arrays |= {f"{head}/about": np.array([one.step_seconds, one.horizon]), f"{head}/times": one.times}
         arrays |= {f"{head}/variance": one.variance.astype(np.float32), f"{head}/model": one.model}
@@ -69,7 +69,7 @@ def to_bytes(by_head: Mapping[str, Losses]) -> bytes:
 def from_bytes(content: bytes) -> dict[str, Losses]:
     """Read what `to_bytes` packed. Errors: ValueError, KeyError or OSError where it is something else."""
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays = dict(file)
+        arrays = {name: file[name] for name in file.files if past.MARK not in name}
     found = {}
     for head in dict.fromkeys(name.partition("/")[0] for name in arrays):
         named = (f"{head}/baseline ", f"{head}/floor ")  # as earlier versions called them

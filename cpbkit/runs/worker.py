@@ -15,6 +15,7 @@ from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, to_json
 from cpbkit.errors import RunError, Terminated
 from cpbkit.evaluation.conformal import judge_intervals
+from cpbkit.evaluation.past import past_of
 from cpbkit.evaluation.pooled import losses_of, to_bytes
 from cpbkit.evaluation.verdicts import evidence, judge
 from cpbkit.hardware import memory
@@ -255,7 +256,8 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
     found, name = evidence(series, splits.test, predicted, splits.bounds["train"][1]), experiment.model.name
     line["test"] = {h: judge(**part, unit=series.unit, model=name).to_dict() for h, part in found.items()}
     losses = {head: losses_of(series, splits.test, part, name) for head, part in found.items()}
-    line["intervals"] = judge_intervals(series, splits, experiment.task.context, known, predicted)
+    line["intervals"], halves = judge_intervals(series, splits, experiment.task.context, known, predicted)
+    shown = {head: past_of(series, splits.test, head, part, halves[head]) for head, part in found.items()}
     about = {
         "version": __version__,
         "torch": torch.__version__,
@@ -273,7 +275,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "dates": line["dates"],
         "data_sha256": line["data_sha256"],
     }
-    return Result(unit.name, line, checkpoint.save(finished.weights, about), to_bytes(losses))
+    return Result(unit.name, line, checkpoint.save(finished.weights, about), to_bytes(losses, shown))
 
 
 def data_sha256(series: Series) -> str:

@@ -1,42 +1,57 @@
 """One self-contained HTML file of a run: the verdicts, how they came about, and on what bars."""
 
+import base64
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jinja2
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from cpbkit import atomic
 from cpbkit.config.experiment import PARTS, Experiment
 from cpbkit.data.klines import Passport, passport_table
-from cpbkit.errors import RunError
-from cpbkit.evaluation import pooled, verdicts
+from cpbkit.errors import RunError, check_name
+from cpbkit.evaluation import past, pooled, verdicts
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration
 from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
-from cpbkit.views.loss import is_synthetic
-from cpbkit.views.market import passport_figure
+from cpbkit.views.chart import chart
+from cpbkit.views.loss import is_synthetic, lowest, relative
+from cpbkit.views.page import STYLE
 from cpbkit.views.panels import sweep_html
-from cpbkit.views.style import DARK, NAMES, label
-from cpbkit.views.verdict import coverage_figure, verdict_figure
+from cpbkit.views.style import DARK, NAMES, label, stamped
 
+PARTS_AT_MOST = 200  # series that have a part of their own; 10,000 would make a page that no browser opens
+SHOWN = 160  # windows of a chart of forecasts
+# What a phone has room for comes first; the columns after it leave a narrow screen, and stand in the series' part.
 VERDICT_COLUMNS = (
-    *("series", "verdict", "skill %", "95 % interval", "p", "against", "against persistence %", "RMSE skill %"),
-    *("RMSE", "naive RMSE", "MAE", "direction %", "95 % interval", "IC", "95 % interval", "fee, bp", "95 % interval"),
-    *("R²", "MAPE %", "windows"),
+    *("series", "verdict", "0", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "direction %"),
+    *("IC", "fee, bp", "windows"),
 )
 INTERVAL_COLUMNS = (
     *("series", "head", "inside %", "after wild bars %", "worst step %", "mean width", "score", "naive score"),
     *("CRPS", "naive CRPS"),
 )
+BARS_COLUMNS = (
+    *("series", "there", "files", "first", "last", "expected", "got", "gaps", "unexplained", "zero volume", "flat"),
+    "dropped",
+)
 
 
-def write_report(folder: str | Path, out: str | Path | None = None, with_command: bool = False) -> Path:
+def write_report(
+    folder: str | Path,
+    out: str | Path | None = None,
+    with_command: bool = False,
+    series: Sequence[str] | None = None,
+) -> Path:
     """Write the report of a run, finished or not, and return its path: `out`, or `report.html` in the folder.
 
     with_command: also show the command line of the run, which may hold paths of this machine.
+    series: those that get a part of their own; by default all, or the best and the worst of more than PARTS_AT_MOST.
     The page opens without a network and is whole or absent. Errors: RunError for a folder that holds no result.
     """
     run = RunFolder(folder)
@@ -49,24 +64,28 @@ def write_report(folder: str | Path, out: str | Path | None = None, with_command
     results.sort(key=lambda line: order.get(line["series"], len(order)))
     monitor = run.monitor()
     clock, about = run.clock(), run.about()
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cpbkit.views"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = templates()
+    script, _, _ = environment.loader.get_source(environment, "report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    judged = verdicts.judgements(results)
+    chosen, left_out = _chosen(experiment, results, judged, series)
+    few = [line for line in results if line["series"] in chosen]
     page = environment.get_template("report.html").render(
         light={name: colour for colour, name in NAMES.items()},
         dark=DARK,
         synthetic=is_synthetic(results),
+        script=Markup(script),
+        script_sha256=digest,
+        style=Markup(STYLE),
+        left_out=left_out,
+        parts=_parts(run, few, judged),
         **_header(run.folder, experiment, results),
-        **_verdicts(run, results),
-        **_intervals(results),
-        **_training(experiment, results, monitor),
-        **_bars(results),
+        **_verdicts(run, results, judged),
+        **_intervals(few),
+        **_training(experiment, results, few, monitor, left_out),
+        **_bars(few),
         clock=_clock(clock),
-        splits=_splits(results),
+        splits=_splits(few),
         purge=counted(max(experiment.task.purge, experiment.task.horizon), "bar"),
         settings=_settings(run.settled),
         **_origin(about, with_command),
@@ -76,10 +95,44 @@ def write_report(folder: str | Path, out: str | Path | None = None, with_command
     return target
 
 
+def templates() -> jinja2.Environment:
+    """Return what makes pages of the kit's templates; every value is escaped."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("cpbkit.views"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+def _chosen(
+    experiment: Experiment, results: Sequence[Mapping], judged: Mapping, series: Sequence[str] | None
+) -> tuple[set[str], str]:
+    """Return the series that get a part, and what is to be said of those that get none."""
+    names = [line["series"] for line in results]
+    if series:
+        chosen = {check_name("series", name, names) for name in series}
+    elif len(names) <= PARTS_AT_MOST:
+        chosen = set(names)
+    else:
+        skills = {name: j.skill for group in reversed(judged.values()) for name, j in group.items()}
+        order, half = sorted(skills, key=lambda name: -skills[name]), PARTS_AT_MOST // 2
+        chosen = {*order[:half], *order[-half:]}
+    if len(chosen) == len(names):
+        return chosen, ""
+    which = "those chosen" if series else f"the {PARTS_AT_MOST // 2} best and the {PARTS_AT_MOST // 2} worst"
+    return chosen, (
+        f"Parts, intervals, training and bars are of {len(chosen)} of {len(names):,} series, {which}; "
+        "`cpbkit report RUN --series NAME,... --out FILE` writes those of any others."
+    )
+
+
 def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) -> dict:
     finished = {line["series"] for line in results}
     names = list(dict.fromkeys([*experiment.series, *finished]))
     missing = [label(name) for name in names if name not in finished]
+    more = f" and {len(missing) - 40:,} more" if len(missing) > 40 else ""
     data, task = experiment.data, experiment.task
     sizes = sorted({line["parameters"] for line in results if "parameters" in line})
     facts = [
@@ -88,7 +141,7 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
         f"{data.start or '…'} to {data.end or '…'}",
         *(f"{size:,} parameters a model" for size in sizes),
     ]
-    unfinished = [f"Not finished yet: {', '.join(missing)}"] if missing else []
+    unfinished = [f"Not finished yet: {', '.join(missing[:40])}{more}"] if missing else []
     unfinished.append(tell_stopped(results))
     return {
         "title": f"{experiment.preset} · {len(names)} series · {folder.resolve().name}",
@@ -97,22 +150,28 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
     }
 
 
-def _verdicts(run: RunFolder, results: Sequence[Mapping]) -> dict:
+def _verdicts(run: RunFolder, results: Sequence[Mapping], judged: Mapping) -> dict:
     heads = []
     losses, _ = pooled.gather([line["series"] for line in results if line["test"]], run.losses)
-    for head, group in verdicts.judgements(results).items():
+    for head, group in judged.items():
         found = verdicts.verdicts(group)
         best_first = sorted(group, key=lambda name: -group[name].skill)
+        ends = np.array([(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in group.values()])
+        # One model that is far off, or has too few windows for an interval, must not flatten all others.
+        low, high = np.percentile(ends, [10, 90])
+        reach = 1.5 * (high - low) or 0.01
+        frame = min(0.0, max(ends.min(), low - reach)), max(0.0, min(ends.max(), high + reach))
         heads.append(
             {
                 "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
                 "together": pooled.pool(losses[head]).sentence() if head in losses else "",
                 "worth": _worth(group, found, best_first),
-                "rows": [_verdict_row(name, group[name], found[name]) for name in best_first],
+                "rows": [_verdict_row(name, group[name], found[name], *frame) for name in best_first],
+                "frame": [f"{_number(100 * end, '+.2g')} %" for end in frame],
             }
         )
-    figure = Markup(verdict_figure(results).svg("verdicts")) if heads else ""
-    return {"heads": heads, "verdict_columns": VERDICT_COLUMNS, "verdict_figure": figure}
+    labels = {name: label(name) for group in judged.values() for name in group}
+    return {"heads": heads, "verdict_columns": VERDICT_COLUMNS, "labels": labels}
 
 
 def _worth(group: Mapping[str, verdicts.Judgement], found: Mapping[str, verdicts.Verdict], order: Sequence[str]) -> str:
@@ -121,29 +180,136 @@ def _worth(group: Mapping[str, verdicts.Judgement], found: Mapping[str, verdicts
     return next((f"{label(name)}: {worth}" for name, worth in said if worth), "")
 
 
-def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict) -> list:
+def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, low: float, high: float) -> list:
     return [
-        label(name),
+        name,
         (verdict.word, verdict.word.lower().replace(" ", "-")),
+        Markup(_skill_mark(j, low, high)),
         _number(100 * j.skill, "+.2f"),
         _span(100, j.skill_low, j.skill_high, "+.2f") if j.is_enough else "",
         "" if not j.is_enough else f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
         j.best_baseline,
-        "" if j.persistence_skill is None else _number(100 * j.persistence_skill, "+.2f"),
-        _number(100 * j.rmse_skill, "+.2f"),
         f"{_digits(j.rmse)} {j.unit}".strip(),
         _digits(j.baselines[j.best_baseline]),
-        _digits(j.mae),
         "" if j.direction is None else f"{100 * j.direction:.1f}",
-        "" if j.direction is None else f"{100 * j.direction_low:.1f} to {100 * j.direction_high:.1f}",
         "" if j.ic is None else _number(j.ic, "+.3f"),
-        "" if j.ic is None else _span(1, j.ic_low, j.ic_high, "+.3f"),
         "" if j.fee is None else _number(j.fee, ".1f"),
-        "" if j.fee is None else _span(1, j.fee_low, j.fee_high, ".1f"),
-        ("" if j.r2 is None else f"{_number(j.r2, '.4f')} / {_number(j.r2_persistence, '.4f')}", "grey"),
-        ("" if j.mape is None else f"{j.mape:.3f} / {j.mape_persistence:.3f}", "grey"),
         f"{j.windows:,}",
     ]
+
+
+def _skill_mark(j: verdicts.Judgement, low: float, high: float) -> str:
+    """Draw a skill with its interval from `low` to `high`; the numbers stand beside it."""
+    zero, middle, begin, end = (
+        round(100 * min(max((x - low) / (high - low or 1), 0), 1)) for x in (0, j.skill, j.skill_low, j.skill_high)
+    )
+    line = f"M{begin} 5H{end}" if j.is_enough else ""
+    return (
+        f'<svg viewBox="-4 0 108 10" aria-hidden="true"><path d="M{zero} 0V10"/><path d="{line}"/>'
+        f'<circle cx="{middle}" cy="5" r="3"/></svg>'
+    )
+
+
+def _parts(run: RunFolder, few: Sequence[Mapping], judged: Mapping) -> list[dict]:
+    """Say of each series all that is known of it, in the order of the verdicts."""
+    found = {head: verdicts.verdicts(group) for head, group in judged.items()}
+    skills = {name: j.skill for group in reversed(judged.values()) for name, j in group.items()}
+    parts = []
+    for line in sorted(few, key=lambda line: -skills.get(line["series"], -np.inf)):
+        name = line["series"]
+        said = [(head, group[name], found[head][name]) for head, group in judged.items() if name in group]
+        checks = check_results([line])
+        passport = Passport.from_dict(line["passport"]) if line.get("passport") else None
+        parts.append(
+            {
+                "name": name,
+                "label": label(name),
+                "word": said[0][2].word if said else line["status"].upper(),
+                "kind": (said[0][2].word if said else "sick").lower().replace(" ", "-"),
+                "reasons": [f"{head}: {verdict.word}, {verdict.reason}" for head, _, verdict in said]
+                or [line.get("reason", "")],
+                "worth": " ".join(filter(None, (verdicts.say_worth(j, verdict.word) for _, j, verdict in said))),
+                "charts": Markup("".join(_charts(run, line))),
+                "numbers": [[*([head] if len(said) > 1 else []), *row] for head, j, _ in said for row in _numbers(j)],
+                "health": [[c.check, (c.verdict, c.verdict.lower()), c.evidence] for c in checks],
+                "passport": [] if passport is None else _passport_rows(passport),
+            }
+        )
+    return parts
+
+
+def _charts(run: RunFolder, line: Mapping) -> list[str]:
+    """Draw the losses, the last forecasts beside what happened, and what the intervals held."""
+    curves = {name: relative(line, name) for name in ("train", "validation")}
+    drawn, name = [], stamped(label(line["series"]), is_synthetic([line]))
+    longest = max(map(len, curves.values()))
+    if longest and np.isfinite(np.concatenate([*curves.values()])).any():
+        lines = {kind: np.r_[curve, np.full(longest - len(curve), np.nan)] for kind, curve in curves.items()}
+        best = lowest(curves["validation"])
+        spoken = "" if best is None else f"Lowest on validation {curves['validation'][best]:.3g} at epoch {best + 1}"
+        lines["persistence"] = np.ones(longest)
+        title = f"{name}, loss relative to persistence, by epoch"
+        drawn.append(chart(title, np.arange(1, longest + 1), lines, None, spoken))
+    kept = run.losses(line["series"])
+    for head, one in past.from_bytes(kept, name).items() if kept else ():
+        rows, last = slice(-SHOWN, None), one.ahead[-1]
+        levels = {kind: one.levels(y)[rows, -1] for kind, y in (("truth", one.truth), ("forecast", one.forecast))}
+        times = (one.times[rows] + round(1e3 * last * one.step_seconds)).astype("datetime64[ms]")
+        edges = tuple(one.levels(one.forecast + sign * one.half)[rows, -1] for sign in (-1, 1))
+        error = one.truth[rows, -1] - one.forecast[rows, -1]
+        inside = (np.abs(error) <= one.half[rows, -1]).mean()
+        title = f"{name}, {one.target} of {head}: forecast {counted(int(last), 'bar')} before, and truth"
+        drawn.append(chart(title, times, levels, edges, f"{inside:.0%} of the truth lies inside the interval"))
+    for head, told in line.get("intervals", {}).items():
+        if len(told["dates"]) > 1:
+            times = np.array(told["dates"], "datetime64[m]")
+            lines = {
+                "inside": 100 * np.array(told["over_time"]),
+                "promised": np.full(len(times), 100 * told["nominal"]),
+            }
+            title = f"{name}, calibration of the {head}: truth inside the interval, %"
+            drawn.append(chart(title, times, lines, None, f"{100 * told['coverage']:.1f} % in all"))
+    return drawn
+
+
+def _numbers(j: verdicts.Judgement) -> list[list]:
+    """List what the table of verdicts has no room for."""
+    pairs = {
+        "skill against persistence %": (100, "persistence_skill", "+.2f"),
+        "RMSE skill %": (100, "rmse_skill", "+.2f"),
+        "direction %": (100, "direction", ".1f"),
+        "IC": (1, "ic", "+.3f"),
+        "break-even fee, bp": (1, "fee", ".1f"),
+    }
+    rows = []
+    for name, (times, field, form) in pairs.items():
+        value, low, high = (getattr(j, field + end) for end in ("", "_low", "_high"))
+        if value is not None:
+            rows.append([name, f"{_number(times * value, form)}, {_span(times, low, high, form)}"])
+    rows += [["MAE", f"{_digits(j.mae)} {j.unit}".strip()]]
+    rows += [
+        [
+            "RMSE of the naive forecasts",
+            ", ".join(f"{baseline} {_digits(rmse)}" for baseline, rmse in j.baselines.items()),
+        ]
+    ]
+    for name, own, naive in (("R²", j.r2, j.r2_persistence), ("MAPE %", j.mape, j.mape_persistence)):
+        if own is not None:  # grey, since any copy of the last price scores as well
+            rows.append([name, (f"{_number(own, '.4f')}, that of persistence {_number(naive, '.4f')}", "grey")])
+    return rows
+
+
+def _passport_rows(passport: Passport) -> list[list]:
+    table = passport_table([passport]).drop(columns=["notes"])
+    rows = [[str(name).replace("_", " "), _cell(value)] for name, value in table.iloc[0].items() if value]
+    gaps = [f"{gap.start} to {gap.end}, {counted(gap.bars, 'bar')}: {gap.name or 'unknown'}" for gap in passport.gaps]
+    rows += [["gap", gap.replace("T", " ")] for gap in gaps[:20]]
+    rows += [["gaps", f"and {len(gaps) - 20:,} more"]] if len(gaps) > 20 else []
+    return rows + [["note", note] for note in passport.notes]
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | np.integer) else str(value).replace("T", " ")
 
 
 def _intervals(results: Sequence[Mapping]) -> dict:
@@ -158,22 +324,27 @@ def _intervals(results: Sequence[Mapping]) -> dict:
         for line in results
         for head, told in line.get("intervals", {}).items()
     ]
-    figure = Markup(coverage_figure(results).svg("coverage")) if rows else ""
-    return {"intervals": rows, "interval_columns": INTERVAL_COLUMNS, "coverage_figure": figure}
+    return {"intervals": rows, "interval_columns": INTERVAL_COLUMNS}
 
 
-def _training(experiment: Experiment, results: Sequence[Mapping], monitor: pd.DataFrame | None) -> dict:
+def _training(
+    experiment: Experiment,
+    results: Sequence[Mapping],
+    few: Sequence[Mapping],
+    monitor: pd.DataFrame | None,
+    left_out: str,
+) -> dict:
     checks = check_results(results)
     wrong = [check for check in checks if check.verdict != "OK"]
     sick = {check.series for check in wrong if check.verdict == "SICK"}
     spent = sum(line.get("epochs", 0) for line in results)
     return {
-        "sweep": Markup(sweep_html(results, monitor, series=experiment.series)),
+        "sweep": Markup(sweep_html(few, monitor, series=() if left_out else experiment.series)),
         "soundness": f"{len(results) - len(sick)} of {counted(len(results), 'model')} trained soundly, "
         f"{counted(spent, 'epoch')} in all.",
         "health": [
             [label(c.series), c.check, (c.verdict, c.verdict.lower()), c.evidence]
-            for c in sorted(wrong, key=lambda check: check.verdict != "SICK")
+            for c in sorted(wrong, key=lambda check: check.verdict != "SICK")[: 5 * PARTS_AT_MOST]
         ],
     }
 
@@ -198,11 +369,12 @@ def _clock(seconds: Mapping[str, float]) -> list[dict]:
 
 def _bars(results: Sequence[Mapping]) -> dict:
     passports = [Passport.from_dict(line["passport"]) for line in results if line.get("passport")]
-    table = passport_table(passports).drop(columns=["source", "notes", "missing"])
-    rows = []
-    for name, row in zip(table.index, table.itertuples(index=False), strict=True):
-        cells = [f"{cell:,}" if isinstance(cell, int) else str(cell).replace("T", " ") for cell in row]
-        rows.append([label(name), *cells])
+    table = passport_table(passports).rename(columns=lambda name: name.replace("_", " "))
+    shown = table[[name for name in BARS_COLUMNS if name in table]]
+    rows = [
+        [label(p.series), Markup(_strip(p)), *map(_cell, row)]
+        for p, row in zip(passports, shown.itertuples(index=False), strict=True)
+    ]
     gaps = (
         (p.series, (gap.start.replace("T", " "), gap.end.replace("T", " "), f"{gap.bars:,}", gap.name or "unknown"))
         for p in passports
@@ -211,12 +383,25 @@ def _bars(results: Sequence[Mapping]) -> dict:
     return {
         "sources": ", ".join(dict.fromkeys(f"{p.source} {p.market}".strip() for p in passports)),
         "passports": rows,
-        "passport_columns": ["series", *(str(name).replace("_", " ") for name in table.columns)],
-        "passport_figure": Markup(passport_figure(passports).svg("passports")) if passports else "",
+        "passport_columns": BARS_COLUMNS,
         "gaps": _alike(gaps),
         "notes": _alike((p.series, (note,)) for p in passports for note in p.notes),
         "files": [[label(p.series), file.name, file.sha256] for p in passports for file in p.files],
     }
+
+
+def _strip(passport: Passport) -> str:
+    """Draw from the first bar to the last what is missing: grey where a halt of the venue explains it."""
+    if not passport.got:
+        return ""
+    first, last = (pd.Timestamp(end) for end in (passport.first, passport.last))
+    span = (last - first).total_seconds() or 1.0
+    marks = ""
+    for gap in sorted(passport.gaps, key=lambda gap: -gap.bars)[:20]:
+        at = 100 * (pd.Timestamp(gap.start) - first).total_seconds() / span
+        wide = max(1.0, 100 * (pd.Timestamp(gap.end) - pd.Timestamp(gap.start)).total_seconds() / span)
+        marks += f'<path class="{"halt" if gap.name else "gap"}" d="M{at:.1f} 5h{wide:.1f}"/>'
+    return f'<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><path d="M0 5H100"/>{marks}</svg>'
 
 
 def _splits(results: Iterable[Mapping]) -> list[list[str]]:

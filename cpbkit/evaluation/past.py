@@ -1,0 +1,100 @@
+"""The last forecasts of a test split beside what happened, kept with a model's losses for who wants to look at them."""
+
+import io
+import logging
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:  # windows needs torch
+    from cpbkit.windows.series import Series
+
+LAST = 500  # windows
+log = logging.getLogger(__name__)
+MARK = "/past "  # in the name of an array, between its head and what it is
+
+
+@dataclass(frozen=True)
+class Past:
+    """Forecasts of one target of one head, the close where there is one, one bar ahead and the whole horizon ahead."""
+
+    target: str
+    unit: str  # of y, as that of a series
+    step_seconds: float
+    ahead: np.ndarray  # (A,) bars
+    times: np.ndarray  # (W,) int64, milliseconds since 1970 of the origins, a bar apart
+    last: np.ndarray  # (W,) the level at the origin, a price where y is a log change
+    forecast: np.ndarray  # (W, A) y
+    truth: np.ndarray  # (W, A) y
+    half: np.ndarray  # (W, A) half widths of the interval then in force
+
+    def levels(self, y: np.ndarray) -> np.ndarray:
+        """Turn y (W, A) into levels."""
+        last = self.last[:, None]
+        return last * np.exp(y) if self.unit == "bp" else last + y
+
+    def by_day(self) -> pd.DataFrame:
+        """Say how large the errors were: a row per UTC day and step, with `rmse`, `persistence` and the share `inside`.
+
+        From these nobody can tell what a bar was.
+        """
+        day = np.repeat(self.times // 86_400_000, len(self.ahead))
+        error = (self.truth - self.forecast).ravel()
+        frame = pd.DataFrame(
+            {
+                "day": pd.to_datetime(day, unit="D").strftime("%Y-%m-%d"),
+                "ahead": np.tile(self.ahead, len(self.times)),
+                "rmse": error**2,
+                "persistence": self.truth.ravel() ** 2,
+                "inside": np.abs(error) <= self.half.ravel(),
+            }
+        )
+        table = frame.groupby(["ahead", "day"]).agg({"rmse": "mean", "persistence": "mean", "inside": "mean"})
+        return table.assign(rmse=np.sqrt(table["rmse"]), persistence=np.sqrt(table["persistence"])).reset_index()
+
+
+def past_of(series: "Series", origins: np.ndarray, head: str, part: Mapping, half: np.ndarray) -> Past:
+    """Return the last forecasts of one head from what `verdicts.evidence` gathered of it; half (W, H, K) of y."""
+    horizon, k = part["truth"].shape[1], part["direction_of"]
+    steps, rows = sorted({0, horizon - 1}), slice(-LAST, None)
+    anchors = part["anchors"][rows, k]
+    columns = [i for i, owner in enumerate(series.heads) if owner == head]
+    return Past(
+        target=series.targets[columns[k]],
+        unit=series.unit,
+        step_seconds=series.step_seconds,
+        ahead=np.array(steps) + 1,
+        times=series.times[origins[rows]].astype("datetime64[ms]").astype(np.int64),
+        last=np.exp(anchors) if series.unit == "bp" else anchors,
+        **{
+            name: y[rows, :, k][:, steps].astype(np.float32)
+            for name, y in (("forecast", part["forecast"]), ("truth", part["truth"]), ("half", half))
+        },
+    )
+
+
+def arrays_of(by_head: Mapping[str, Past]) -> dict[str, np.ndarray]:
+    """Return what is kept, by name."""
+    return {
+        f"{head}{MARK}{name}": np.asarray(value) for head, one in by_head.items() for name, value in vars(one).items()
+    }
+
+
+def from_bytes(content: bytes | None, series: str) -> dict[str, Past]:
+    """Read what is kept of a series by head; empty for a run of an earlier version, and where it is damaged, logged."""
+    found: dict[str, dict] = {}
+    try:
+        with np.load(io.BytesIO(content or b""), allow_pickle=False) as file:
+            for key in file.files:
+                head, mark, name = key.partition(MARK)
+                if mark:
+                    value = file[key]
+                    found.setdefault(head, {})[name] = value if value.ndim else value.item()
+        return {head: Past(**values) for head, values in found.items()}
+    except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("the past forecasts of %s cannot be shown: %s", series, error)
+        return {}

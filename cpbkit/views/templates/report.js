@@ -1,0 +1,66 @@
+"use strict";
+// Sorts and searches the tables, and opens the part of a series; without it the report is whole, and still.
+
+function value(row, column) {
+  const text = row.cells[column].textContent.trim().replaceAll("−", "-").replaceAll(",", "");
+  const number = parseFloat(text.replace("<", ""));
+  return Number.isNaN(number) || /^[a-z]/i.test(text) || /^\d+[-a-z]/i.test(text) ? text : number;
+}
+
+function order(a, b) {
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1; // what has no number stands last
+  return typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  for (const head of table.tHead.rows[0].cells) {
+    const button = document.createElement("button");
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const falling = head.getAttribute("aria-sort") === "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", falling ? "descending" : "ascending");
+      const body = table.tBodies[0];
+      // The picture of a skill sorts as the number that follows it.
+      const column = body.rows[0]?.cells[head.cellIndex].textContent.trim() ? head.cellIndex : head.cellIndex + 1;
+      const rows = Array.from(body.rows, (row) => [value(row, column), row]);
+      rows.sort(([a], [b]) => (falling ? -1 : 1) * order(a, b));
+      body.append(...rows.map(([, row]) => row));
+    });
+  }
+}
+
+const search = document.querySelector(".search");
+if (search) {
+  const input = search.querySelector("input");
+  const rows = document.querySelectorAll(".marks tbody tr");
+  const parts = document.querySelectorAll(".part");
+  search.hidden = false;
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let found = 0;
+    for (const row of rows) {
+      const text = [0, 1, 6].map((column) => row.cells[column].textContent).join(" ").toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+      found += !row.hidden;
+    }
+    for (const part of parts) {
+      const text = part.querySelector("summary").textContent.toLowerCase();
+      part.hidden = !words.every((word) => text.includes(word));
+    }
+    search.querySelector("[role=status]").textContent = words.length ? `${found} of ${rows.length}` : "";
+  });
+}
+
+function open() {
+  const part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (part?.matches("details")) {
+    part.hidden = false;
+    part.open = true;
+    part.scrollIntoView();
+  }
+}
+addEventListener("hashchange", open);
+for (const link of document.querySelectorAll(".marks a")) link.addEventListener("click", () => setTimeout(open));
+open();
