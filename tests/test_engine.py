@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -201,6 +202,26 @@ def test_the_precision_of_products_is_put_back_whichever_interface_set_it(name, 
         torch.set_float32_matmul_precision(legacy)
 
 
+def test_a_weight_is_cast_to_16_bits_once_a_step():
+    experiment = vary(SMALL, precision="bfloat16", context=20)
+    windows, stack = assemble(experiment, [walk("A", 300)], "cpu")
+    run, casts = fit(Fit(stack), windows, experiment.training, STEPS), Counter()
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._to_copy.default:
+                casts[args[0].data_ptr()] += 1
+            return func(*args, **(kwargs or {}))
+
+    before = stack.weights.clone()
+    with Casts():
+        next(run)
+    assert {casts[parameter.data_ptr()] for parameter in stack.net.parameters()} <= {0, 1}
+    once = stack.weights.clone()
+    next(run)
+    assert not torch.equal(once, before) and not torch.equal(stack.weights, once), "the next step casts them anew"
+
+
 def test_a_row_that_overflows_in_float16_stands_still():
     experiment = vary(SMALL, precision="float16", clip_value=1.0)
     windows, stack = assemble(experiment, [walk("A", 200), walk("B", 220)], "cpu")
@@ -213,11 +234,12 @@ def test_a_row_that_overflows_in_float16_stands_still():
         return stack.weights.clone()
 
     before = move([1.0, 1.0])  # from here on both have momentum
-    rates = stack.table["learning_rate"].clone()
+    moments = {name: moment.clone() for name, moment in stack.moments.items()}
     after = move([1e38, 1.0])  # whose gradient is infinite, and clamped would look like any other
     assert stack.table["skipped_sum"].tolist() == [1, 0]
     assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
-    assert torch.equal(stack.table["learning_rate"], rates)
+    for name, moment in stack.moments.items():
+        assert torch.equal(moment[0], moments[name][0]) and not torch.equal(moment[1], moments[name][1]), name
     again = move([1.0, 1.0])
     assert not torch.equal(again[0], after[0]), "it goes on with the next batch"
 

@@ -51,6 +51,7 @@ class GRUSeq2Seq(nn.Module):
         # The part of the combining layer that reads the pooled context is the same for all steps.
         of_step, of_context = self.combine.weight.chunk(2, 1)
         known = torch.baddbmm(self.combine.bias, pooled, of_context)[:, :, None]
+        of_step = of_step.to(known.dtype)  # under autocast: a part of a weight would be cast anew at every step
 
         def decode(rows: Tensor) -> Tensor:
             nonlocal state

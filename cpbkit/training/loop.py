@@ -308,11 +308,12 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
     gradients.masked_fill_(~finite[:, None], 0)
     if scale == 1:
         stack.optimizer.step()
-    else:  # an overflow is part of float16: the row stands still, where its momentum would carry it on
-        rates = table["learning_rate"].clone()
-        table["learning_rate"].mul_(finite)
+    else:  # an overflow is part of float16: the row stands still, and its momentum does, as with a GradScaler
+        own = (stack.weights, *stack.moments.values())
+        before = [tensor.clone() for tensor in own]
         stack.optimizer.step()
-        table["learning_rate"].copy_(rates)
+        for tensor, old in zip(own, before, strict=True):
+            tensor.copy_(torch.where(finite if tensor.dim() == 1 else finite[:, None], tensor, old))
     table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))
     table["loss_sum"] += losses.detach()
     table["norm_sum"] += torch.where(finite, norms, 0)

@@ -38,7 +38,9 @@ def tf32(allowed: bool) -> Iterator[None]:
 def precision(training: Training, device: torch.device) -> Iterator[torch.autocast]:
     """Set torch up for the precision, yield the autocast to compute under, and put everything back."""
     half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(training.precision)
-    autocast = torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=False)
+    # A weight is cast once for each `with` of it; within an autocast of the caller's its casts would outlive a step.
+    once = not torch.is_autocast_enabled(device.type)
+    autocast = torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None, cache_enabled=once)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(training.deterministic)
     if training.deterministic:

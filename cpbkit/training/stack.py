@@ -9,14 +9,13 @@ from cpbkit.config.experiment import Training, derive_seed
 
 ALIGN = 64  # elements; keeps every view 16-byte aligned in half precision
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Stack:
     """M models as rows of `weights` (M, P), their gradients as rows of `gradients` (M, P).
 
-    `table` holds whatever else belongs to a model, each tensor with a leading model axis. A row's first weights
-    depend on the seed and its series' name alone.
+    `moments` holds the optimiser's, and `table` whatever else belongs to a model, each tensor with a leading model
+    axis. A row's first weights depend on the seed and its series' name alone.
     """
 
     def __init__(self, build: Callable[[int], nn.Module], names: Sequence[str], training: Training, device, dtype):
@@ -36,7 +35,7 @@ class Stack:
                 row[offset : offset + length] = tensor
         rates = torch.tensor(self.settings("learning_rate"), device=device, dtype=torch.float32)
         self.table: dict[str, Tensor] = {"best": weights.clone(), "learning_rate": rates}
-        self._attach(weights, [])
+        self._attach(weights)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -49,7 +48,7 @@ class Stack:
         """Return a setting of each row; rows of one series differ in what is searched."""
         return [getattr(self.training.of_row(row)[1], name) for row in self.names]
 
-    def _attach(self, weights: Tensor, moments: list[dict[str, Tensor]]) -> None:
+    def _attach(self, weights: Tensor, moments: dict[str, Tensor] | None = None) -> None:
         """Make the network's parameters views of `weights`, and give each row its place in the optimiser."""
         self.weights, self.gradients = weights, torch.zeros_like(weights)
         self._views = []
@@ -66,11 +65,13 @@ class Stack:
             row.grad = gradient
             groups.append({"params": [row], "lr": rate, "weight_decay": decay})
         self.optimizer = OPTIMIZERS[self.training.optimizer](groups, fused=True, capturable=weights.is_cuda)
-        for row, state in zip(rows, moments, strict=False):
-            self.optimizer.state[row] = state
-
-    def _moments(self) -> list[dict[str, Tensor]]:
-        return [self.optimizer.state[group["params"][0]] for group in self.optimizer.param_groups]
+        self.moments = moments or {
+            "step": weights.new_zeros(len(weights), dtype=torch.float32),  # of each row, on its device: it is fused
+            "exp_avg": torch.zeros_like(weights),
+            "exp_avg_sq": torch.zeros_like(weights),
+        }
+        for m, row in enumerate(rows):
+            self.optimizer.state[row] = {name: moment[m] for name, moment in self.moments.items()}
 
     def backward(self, loss: Tensor) -> None:
         """Write the gradients of the sum of all models' losses into `gradients`; models do not mix."""
@@ -83,9 +84,8 @@ class Stack:
         if not rows:
             return
         index = torch.as_tensor(list(rows), device=self.weights.device)
-        moments = self._moments()
         self.table = {name: tensor[index] for name, tensor in self.table.items()}
-        self._attach(self.weights[index], [moments[r] for r in rows])
+        self._attach(self.weights[index], {name: moment[index] for name, moment in self.moments.items()})
 
     def export(self, row: int) -> dict[str, Tensor]:
         """Return one model's best tensors by name, without the model axis, on the host."""
@@ -96,29 +96,20 @@ class Stack:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything a resume needs, as tensors with a leading model axis."""
-        moments = self._moments()
-        saved = {f"table.{name}": tensor for name, tensor in self.table.items()}
-        saved |= {f"moment.{name}": torch.stack([m[name] for m in moments]) for name in MOMENTS if moments[0]}
-        return saved | {"weights": self.weights}
+        moments = {f"moment.{name}": moment for name, moment in self.moments.items()}
+        return moments | {f"table.{name}": tensor for name, tensor in self.table.items()} | {"weights": self.weights}
 
     def rewind(self, saved: dict[str, Tensor]) -> None:
-        """Go back, in place, to what `state` said; an optimiser that had not begun then begins anew."""
-        self.weights.copy_(saved["weights"])
-        for name, tensor in self.table.items():
-            tensor.copy_(saved[f"table.{name}"])
-        for m, moments in enumerate(self._moments()):
-            for name, tensor in moments.items():
-                tensor.copy_(saved[f"moment.{name}"][m]) if f"moment.{name}" in saved else tensor.zero_()
+        """Go back, in place, to what `state` said."""
+        for name, tensor in self.state().items():
+            tensor.copy_(saved[name])
 
     def restore(self, names: Sequence[str], saved: dict[str, Tensor]) -> None:
         """Become the stack whose `state` was saved: the same models in the same order."""
         self.names = list(names)
-        device = self.weights.device
-        table = {k.removeprefix("table."): v.to(device) for k, v in saved.items() if k.startswith("table.")}
-        self.table = table
-        moments = []
-        if "moment.step" in saved:
-            # The fused optimiser keeps `step` on the device of its row.
-            columns = [saved[f"moment.{name}"].to(device).unbind() for name in MOMENTS]
-            moments = [dict(zip(MOMENTS, (c.clone() for c in row), strict=True)) for row in zip(*columns, strict=True)]
-        self._attach(saved["weights"].to(device), moments)
+        held = {name: tensor.to(self.weights.device) for name, tensor in saved.items()}
+        self.table, moments = (
+            {name.removeprefix(prefix): tensor for name, tensor in held.items() if name.startswith(prefix)}
+            for prefix in ("table.", "moment.")
+        )
+        self._attach(held["weights"], moments)
