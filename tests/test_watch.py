@@ -73,6 +73,8 @@ CASES = {
     "SAMPLE_BY_SAMPLE": seen(taken=(Taken(LINE, 32, 0.4),)),
     "GRAPH_KEPT": seen(kept=("train.py:60  total += loss",)),
     "FLOAT64": seen(float64=0.99),
+    "DENSE_EMBEDDING": seen(dense=(200_000, (512, 6_400_000)), shares={"optimiser": 2.0}),
+    "FEW_THREADS": seen(threads=0.5, threads_line=LINE, starting=0.1),
     "SYNC_BOUND": seen(gpu_there=True, on_gpu=True, busy=0.3, waits=1, wait_lines=(LINE,)),
     "HOST_BOUND": seen(operators=3000, starting=0.95),
 }
@@ -111,6 +113,18 @@ def test_a_fused_optimiser_is_advised_for_measured_time_alone():
     slow = judge_loop(seen(shares={"optimiser": 0.8}))
     assert [fix.name for fix in slow.fixes] == ["fused optimiser"]
     assert not judge_loop(seen(operators=500)).fixes
+
+
+def test_threads_that_nobody_set_and_embeddings_that_are_read_whole_are_no_fault():
+    assert judge_loop(seen(threads=0.5, starting=0.1)).verdict == "DEVICE_BOUND", "a core may have two threads"
+    assert judge_loop(seen(dense=(1000, (512, 6_400_000)), shares={"optimiser": 2.0})).verdict == "DEVICE_BOUND"
+
+
+def test_workers_that_are_started_again_are_told_from_slow_ones():
+    slow = judge_loop(seen(shares={"data": 3.0}, workers=2, starts=1))
+    again = judge_loop(seen(shares={"data": 3.0}, workers=2, starts=20, starts_line=LINE))
+    assert (slow.reason, again.reason) == ("WORKERS", "WORKERS_STARTED_AGAIN")
+    assert "every 5 steps" in again.text and "train.py:57" in again.text and "persistent" in again.fixes[0].note
 
 
 def test_a_ceiling_too_good_to_be_true_says_so():
@@ -250,7 +264,47 @@ def test_a_profiler_left_on_and_a_batch_of_one_are_seen():
             step(model, optimizer, x[:1], y[:1])
     assert w.seen().modes == ("a profiler of torch's is recording",)
     assert w._find_batch_of_one(attribute({}, (), ()), w._counted[0]) is None  # without a line to show
+    assert w.seen().mode_line.line == line_of("torch.autograd.profiler.profile()" + ":")
     assert {c.rows for c in w._counted} == {1}
+
+
+def test_a_loader_of_single_samples_and_a_huge_embedding_are_named():
+    table, head = nn.Embedding(3000, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*table.parameters(), *head.parameters()])
+    ones = DataLoader(TensorDataset(torch.arange(20)), batch_size=1, num_workers=0)
+    with watch(tell=False) as w:
+        for (x,) in ones:  # one by one
+            optimizer.zero_grad()
+            head(table(x)).square().mean().backward()
+            optimizer.step()
+    found = attribute({}, w.roles.codes, w._step)
+    assert w._find_batch_of_one(found, w._counted[0]).line == line_of("# one by " + "one")
+    assert w.seen().dense == (3000, (1, 12000))
+
+
+def test_a_model_without_a_module_is_no_loading_of_data():
+    x, weights = torch.randn(4000, 60), torch.randn(60, 400, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    with watch(tell=False) as w:
+        for _ in range(60):
+            forecast = (torch.relu(x[torch.randint(0, 4000, (1000,))] @ weights)).square()  # a batch, and a model
+            forecast.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert w.seen().shares.get("data", 0) < 0.1 < w.seen().shares["forward"]
+
+
+def test_a_line_that_calls_layers_of_torchs_is_no_python_however_busy_the_machine():
+    model, optimizer, batches = make(width=400)
+    with watch(tell=False) as w:
+        for x, y in batches:
+            step(model, optimizer, x, y)
+    counted = w._counted[0]
+    for calls in counted.lines.values():
+        calls.seconds = 0.0  # as where other programs take nearly all of the time
+    lines = [dataclasses.replace(LINE, account="forward", kind="", by_torch=by_torch) for by_torch in (True, False)]
+    found = dataclasses.replace(attribute({}, (), ()), lines=tuple(lines), seconds={"forward": 8.2})
+    assert w._find_python(found, counted, 0.1) == (lines[1],)
 
 
 @pytest.mark.parametrize("layer", [nn.GRU, nn.GRUCell])

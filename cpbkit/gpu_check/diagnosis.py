@@ -46,6 +46,8 @@ VERDICTS = {
     "SAMPLE_BY_SAMPLE": "The batch is taken apart, and the model sees one sample at a time.",
     "GRAPH_KEPT": "Something keeps the graph of every step.",
     "FLOAT64": "The step computes in float64.",
+    "DENSE_EMBEDDING": "The optimiser moves every row of an embedding, and a step reads few of them.",
+    "FEW_THREADS": "Torch is held to a part of the cores.",
     "SYNC_BOUND": "Host and device take turns: the host waits for the device in every step.",
     "HOST_BOUND": "The host cannot start the work as fast as the device does it.",
     "COPY_BOUND": "A good part of the device's time is copying from the host.",

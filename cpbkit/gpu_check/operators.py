@@ -15,17 +15,19 @@ from cpbkit.gpu_check.stacks import TORCH, Roles
 aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
 PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
+DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
 class Calls:
     """What one own line asks of torch in a step."""
 
-    __slots__ = ("count", "seconds")
+    __slots__ = ("count", "seconds", "tracked")
 
     def __init__(self):
         self.count = 0
         self.seconds = 0.0
+        self.tracked = False  # towards a loss: what is computed here is a part of the model, and no batch
 
 
 class Operators(TorchDispatchMode):
@@ -48,6 +50,7 @@ class Operators(TorchDispatchMode):
         self.gates = self.recurrences = 0
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
+        self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
         # Operators forward, and those of them within nn.LSTM or nn.GRU, which on a CPU may be thousands: that is how
         # torch writes them, and no fault of the loop.
@@ -96,6 +99,7 @@ class Operators(TorchDispatchMode):
         calls = self.lines[line]
         calls.count += 1
         calls.seconds += seconds
+        calls.tracked |= torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         self.count += 1
         self.seconds += seconds
         self.gates += packet in GATES
@@ -106,6 +110,8 @@ class Operators(TorchDispatchMode):
             kind[0] += 1
             kind[1] = min(kind[1], seconds)
             self.devices[made.device.type] += 1
+            if packet in DENSE:
+                self.dense[len(made)] = args[1].numel(), made.numel()
             if made.dtype == torch.float64:
                 self.wide_seconds += seconds
             if packet in PRODUCTS and torch.is_grad_enabled():

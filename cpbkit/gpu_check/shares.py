@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import NamedTuple
@@ -57,6 +57,7 @@ class Line:
     kind: str = ""  # a noun of KINDS, "Python", or "" for torch's own work
     caller: int = 0  # line of the training loop that led there, where that is another line
     caller_file: str = ""
+    by_torch: bool = False  # the time is under a call of a module or function of torch's
 
     @property
     def place(self) -> str:
@@ -74,10 +75,16 @@ class Attribution:
     loop: Span | None
 
 
-def attribute(seen: Mapping[Stack, float], codes: Iterable[CodeType], step: tuple[tuple[int, int], ...]) -> Attribution:
+def attribute(
+    seen: Mapping[Stack, float],
+    codes: Iterable[CodeType],
+    step: tuple[tuple[int, int], ...],
+    tracked: Collection[tuple[int, int]] = (),
+) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
-    step: the own lines on the stack at an optimiser's step, innermost first.
+    step: the own lines on the stack at an optimiser's step, innermost first. tracked: own lines that compute towards a
+    loss, outside any module too.
     """
     names = [Code(code.co_filename, code.co_name) for code in codes]
     loop, owner, at = find_training_loop(step, names)
@@ -95,8 +102,9 @@ def attribute(seen: Mapping[Stack, float], codes: Iterable[CodeType], step: tupl
         if s.phase == "forward" and (s.quiet or _quiet(s, names)):
             # A frozen network that prepares inputs is another one than is trained.
             return "validation" if s.root in trained or is_named_so(s) else "forward"
+        phase = "forward" if not s.phase and s.own and s.own[0] in tracked else s.phase
         # Forgotten no_grad() and eval(): only the name is left to tell by.
-        return "validation" if s.phase == "forward" and is_named_so(s) else s.phase
+        return "validation" if phase == "forward" and is_named_so(s) else phase
 
     for s in seen:
         if first_phase(s) == "validation":
@@ -133,8 +141,10 @@ def attribute(seen: Mapping[Stack, float], codes: Iterable[CodeType], step: tupl
         number, line, account, caller = key
         file = names[number].file
         text = source.read_line(file, line)
-        kind = find_kind(text, libraries[key].most_common(1)[0][0])
-        found.append(Line(file, line, text, account, seconds, kind, caller, names[owner].file if caller else ""))
+        library = libraries[key].most_common(1)[0][0]
+        loop_file = names[owner].file if caller else ""
+        kind = find_kind(text, library)
+        found.append(Line(file, line, text, account, seconds, kind, caller, loop_file, library == "torch"))
     found.sort(key=lambda line: -line.seconds)
     return Attribution(dict(accounts), tuple(found), inside, loop)
 

@@ -1,6 +1,7 @@
 """A person's own training loop, watched as it runs: what it waits for, the line that costs the time, and the cure."""
 
 import contextlib
+import linecache
 import math
 import re
 import sys
@@ -74,6 +75,7 @@ class Watch:
         self._event = None
         self._behind: list[bool] = []
         self._loaders: list[DataLoader] = [loader] if isinstance(loader, DataLoader) else []
+        self._starts: list[tuple[int, int] | None] = []  # own lines at which workers were started
         self._problems: list[str] = []
         self._ticked = self._marked = self._shown = -math.inf
         self._live = ""
@@ -172,7 +174,8 @@ class Watch:
 
     def seen(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
-        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step)
+        tracked = {at for c in self._counted for at, calls in c.lines.items() if calls.tracked}
+        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked)
         total = sum(found.seconds.values()) or 1.0
         shares = {name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds}
         counted = min(self._counted, key=lambda c: c.seconds, default=None)
@@ -198,13 +201,19 @@ class Watch:
             float64=counted.wide_seconds / counted.seconds if counted and counted.seconds else 0.0,
             taken=self._find_taken(found, counted, total) if counted else (),
             batch_of_one=self._find_batch_of_one(found, counted),
+            dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None) if counted else None,
+            threads=torch.get_num_threads() / count_cores(),
+            threads_line=self._find_text(r"set_num_threads\(|OMP_NUM_THREADS"),
             gates=counted.gates if counted and not counted.recurrences else 0,
             waits=len(counted.waits) if counted else 0,
             wait_lines=tuple(self._line(at) for at in dict.fromkeys(counted.waits)) if counted else (),
             modes=tuple(sorted(set().union(*(c.modes for c in self._counted)))),
+            mode_line=self._find_text(r"detect_anomaly|\bprofile\(|emit_nvtx"),
             kept=self._find_kept() or self._kept,
             growth=self._find_growth(),
             workers=workers,
+            starts=len(self._starts),
+            starts_line=self._line(self._starts[-1]) if self._starts and self._starts[-1] else None,
             loads_in_own_code=_loads_in_own_code(found),
             gpu_there=torch.cuda.is_available(),
             on_gpu=on_gpu,
@@ -296,6 +305,8 @@ class Watch:
     def _note_loader(self, original, loader):
         if loader not in self._loaders:
             self._loaders.append(loader)
+        if loader.num_workers and not (loader.persistent_workers and loader._iterator):
+            self._starts.append(self.roles.own_line(sys._getframe(2)))
         return original(loader)
 
     def _ask_device(self) -> None:
@@ -354,13 +365,16 @@ class Watch:
                 count, seconds = calls.get(key, (0, 0.0))
                 calls[key] = count + c.count, seconds + c.seconds
         total = sum(found.seconds.values()) or 1.0
+        # On a busy machine a line takes longer than the processor time by which its operators are timed.
+        running = min(1.0, self._cpu / max(self.seconds, 1e-9))
         python = []
         for line in found.lines:
-            if line.account not in ("rest", "forward", "backward", "optimiser"):
+            phase = line.account in ("forward", "backward", "optimiser")
+            if not (line.account == "rest" or phase) or (phase and line.by_torch and not line.kind):
                 continue
             count, seconds = calls.get((line.file, line.line), (0, 0.0))
             spent = line.seconds / total * each
-            computing = seconds > 0.3 * spent or spent < SLOW_LINE * (count + 1)
+            computing = seconds > 0.3 * spent * running or spent < SLOW_LINE * (count + 1)
             if counted is None:
                 computing = not line.kind
             if not computing and (line.account == "rest" or line.kind or count < 50) and not _only_passes(line):
@@ -391,8 +405,20 @@ class Watch:
         }
 
     def _find_batch_of_one(self, found: Attribution, counted: Operators | None) -> Line | None:
-        ones = any(loader.batch_size == 1 for loader in self._loaders) or (counted is not None and counted.rows == 1)
+        loaded = any(loader.batch_size == 1 for loader in self._loaders)
+        if loaded and found.loop:
+            file, at = found.loop.file, found.loop.start
+            return Line(file, at, source.read_line(file, at), "data", 0.0)
+        ones = loaded or (counted is not None and counted.rows == 1)
         return next((line for line in found.lines if line.account == "forward"), None) if ones else None
+
+    def _find_text(self, pattern: str) -> Line | None:
+        """Return the first line with a text in the files of the person's that were seen to run."""
+        for file in dict.fromkeys(code.co_filename for code in self.roles.codes):
+            for at, text in enumerate(linecache.getlines(file), 1):
+                if re.search(pattern, text.partition("#")[0]):
+                    return Line(file, at, text.strip(), "outside", 0.0)
+        return None
 
     def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
         """Return the lines; of a loader with workers, whose own lines are in other processes, its samples' first."""

@@ -36,13 +36,19 @@ class Seen:
     float64: float = 0.0  # share of the operators' time
     taken: tuple[Taken, ...] = ()
     batch_of_one: Line | None = None
+    dense: tuple[int, tuple[int, int]] | None = None  # rows of the largest embedding, (of which are read, numbers)
+    threads: float = 1.0  # of torch, as a share of the cores
+    threads_line: Line | None = None  # that sets them
     gates: int = 0  # of a recurrence written out, a step
     waits: int = 0  # a step
     wait_lines: tuple[Line, ...] = ()
     modes: tuple[str, ...] = ()  # of debugging, that are on
+    mode_line: Line | None = None  # that switches them on
     kept: tuple[str, ...] = ()  # variables that keep the graphs of earlier steps
     growth: float = 0.0  # bytes a step, where memory grows steadily
     workers: int = 0  # of the loader
+    starts: int = 0  # of workers
+    starts_line: Line | None = None
     loads_in_own_code: bool = False  # the loader's time is under a line of the person's
     gpu_there: bool = False
     on_gpu: bool = False
@@ -65,6 +71,9 @@ class Limits:
     starting: float = 0.70  # of the model's time
     operators: float = 400.0  # a step: below, a small model is as fast as it gets one by one
     optimizer: float = 0.25
+    steps_a_start: float = 200.0  # of workers: below, starting them is what takes the time
+    rows_moved: float = 20.0  # of an embedding, for each that is read
+    numbers_moved: float = 1e6
     busy: float = 0.85
     told: float = 0.10  # below, not even worth a word
 
@@ -100,7 +109,8 @@ def _find(seen: Seen, limits: Limits):
         cure = 'model.to("cuda"), and each batch: x.to("cuda", non_blocking=True)'
         yield 4.0, "NO_WORK_ON_GPU", "", text, (Fix("move to the GPU", NAN, cure, True),)
     if seen.modes:
-        yield 3.0, "DEBUG_MODE_ON", seen.modes[0], f"A debug mode is on in the step: {seen.modes[0]}.", ()
+        text = f"A debug mode is on in the step: {seen.modes[0]}{_at(seen.mode_line)}."
+        yield 3.0, "DEBUG_MODE_ON", seen.modes[0], text, ()
     if device_sets_pace:
         return  # the host waits: whatever line it waits at costs nothing
     outside = share["outside"] + share["validation"] - seen.inside
@@ -122,7 +132,12 @@ def _find(seen: Seen, limits: Limits):
         cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
         if not seen.workers:
             cure = "build windows once as one tensor, and index it with a whole batch of numbers at a time"
-        text = f"The loop waits for its batches {share['data']:.0%} of the time{_at(line)}."
+        text = f"The loop waits for its batches {share['data']:.0%} of the time"
+        if seen.starts > 2 and seen.steps < limits.steps_a_start * seen.starts:
+            line, reason = seen.starts_line or line, "WORKERS_STARTED_AGAIN"
+            text += f", and starts its workers again every {seen.steps / seen.starts:.0f} steps"
+            cure = "one DataLoader for all epochs, with persistent_workers=True; or workers=0 for data in memory"
+        text += f"{_at(line)}."
         yield share["data"], "DATA_STARVED", reason, text, _cure("data on the device", share["data"], cure)
     python = sum(line.seconds for line in seen.python) / max(seen.seconds, 1e-9)
     if python > limits.python and seen.python[0].seconds > limits.told * seen.seconds:
@@ -137,6 +152,19 @@ def _find(seen: Seen, limits: Limits):
             # The backward of every row comes on top.
             weight = min(1.0, taken.share + share["backward"])
             yield weight, "SAMPLE_BY_SAMPLE", "", f"{text}{_at(taken.line)}.", _cure("the whole batch", weight, cure)
+    if seen.dense and share["optimiser"] + share["backward"] > limits.optimizer:
+        rows, (read, moved) = seen.dense
+        if rows > limits.rows_moved * read and moved > limits.numbers_moved:
+            text = f"The optimiser moves all {rows:,} rows of an embedding, of which a step reads {read:,} at most"
+            text += f": {share['optimiser']:.0%} of the time{_at(_top(seen, 'optimiser'))}."
+            weight = share["optimiser"] + share["backward"] / 2
+            cure = "nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which moves the rows that were read"
+            yield weight, "DENSE_EMBEDDING", "", text, _cure("sparse gradients", weight, cure)
+    if seen.threads <= 0.5 and seen.threads_line and not seen.on_gpu and seen.starting < 0.5:
+        weight = model * (1 - seen.threads)
+        text = f"Torch computes on {seen.threads:.0%} of the cores{_at(seen.threads_line)}."
+        if weight > limits.python:
+            yield weight, "FEW_THREADS", "", text, _cure("all cores", weight, "take it out: torch takes all cores")
     if seen.kept:
         text = f"{seen.kept[0]} keeps the graph of every step since the loop began."
         cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item())"
