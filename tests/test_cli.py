@@ -645,6 +645,17 @@ def test_an_audit_of_a_run_takes_its_settings_and_its_first_series(audited, tmp_
     assert audited[1][-1].series == ("BTCUSDT_15m",)
 
 
+def test_an_audit_of_own_files_takes_the_first_series_unless_some_are_named(audited, tmp_path):
+    for name, one in make_market(("BTCUSDT", "ETHUSDT"), ("1h",), "2025-01-01", "2025-01-05", 0).items():
+        one.frame.to_csv(tmp_path / f"{name}.csv")
+    told = json.loads(run("audit", "--files", tmp_path, "--json").stdout)
+    assert list(told) == ["BTCUSDT_1h"] and len(told["BTCUSDT_1h"]) == 2
+    assert list(json.loads(run("audit", "--files", tmp_path, "--symbols", "ETH,BTC", "--json").stdout)) == [
+        "BTCUSDT_1h",
+        "ETHUSDT_1h",
+    ]
+
+
 @pytest.mark.parametrize(
     "wish", [["runs/x", "--calibration"], ["runs/x", "--inject"], ["--calibration", "--inject"]], ids=" ".join
 )

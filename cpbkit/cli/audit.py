@@ -51,6 +51,7 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
     """
     import pandas as pd
 
+    from cpbkit.cli.runs import open_own
     from cpbkit.data.load import load_klines
     from cpbkit.evaluation.backtest import refit
     from cpbkit.evaluation.calibration import calibrate
@@ -78,9 +79,11 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
             say("planting sicknesses")
             found["planted sicknesses"] = plant_sicknesses()
     else:
-        experiment = _experiment(folder, trust_code, **given)
+        experiment, bars = open_own(_experiment(folder, trust_code, **given))
         with status_line() as say:
-            for name, bars in load_klines(experiment, say).items():
+            klines = (bars or load_klines)(experiment, say)
+            wanted = list(klines) if given["symbols"] or given["intervals"] else list(klines)[:1]
+            for name, bars in ((name, klines[name]) for name in wanted):
                 say(f"auditing {name}: {twins + 6} trainings")
                 one_batch = check_overfit(experiment, from_klines(bars, experiment.task))
                 leaks = audit(bars, experiment.task, refit(experiment), model=experiment.model.name, twins=twins)
