@@ -20,7 +20,7 @@ from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
 from cpbkit.errors import DataError, RunError, check_name
-from cpbkit.evaluation.backtest import folds, judge_folds, refit
+from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.leakage import audit, check_overfit
 from cpbkit.evaluation.pooled import gather, pool
@@ -40,7 +40,7 @@ from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
 from cpbkit.windows.series import Series, from_klines, from_table
-from cpbkit.windows.splits import split
+from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
 
@@ -231,8 +231,8 @@ class Retraining:
         return forecast_figure(columns, splits.test, forecasts, ahead, windows)
 
     def seeds(self, count: int = 3, refits: int = 3) -> pd.DataFrame:
-        """Say what luck does to its skill: other seeds, each refitted before each of `refits` parts of the test."""
-        columns, parts = self._columns(), folds(self.experiment.task, refits)
+        """Say what luck does to its skill: other seeds, each over `refits` test periods with a refit before each."""
+        columns, parts = self._columns(), folds(vary(self.experiment, folds=refits).task, refits)
         found = []
         for seed in range(count):
             one = vary(self.experiment, seed=seed)

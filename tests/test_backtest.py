@@ -1,4 +1,4 @@
-"""Refits over the test split: pieces in order, each model trained on its own, all windows judged together."""
+"""Refits before each of several test periods: each model trained on its own, all windows judged together."""
 
 import dataclasses
 import math
@@ -12,20 +12,20 @@ from cpbkit.config.experiment import Task, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, DataError
 from cpbkit.evaluation import baselines
-from cpbkit.evaluation.backtest import folds, judge_folds, refit
+from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.verdicts import judge_heads, verdicts
-from cpbkit.windows.splits import split
+from cpbkit.windows.splits import folds, split
 
 TASK = Task(context=8, horizon=2, train=0.6, validation=0.2)
 
 
-def test_folds_share_the_test_split_out_in_order():
+def test_folds_are_test_periods_one_after_another_as_long_as_the_last():
     series = make_series(walk(2000))
     purge = 7  # 5 more than the horizon: an embargo
-    parts = folds(dataclasses.replace(TASK, purge=purge), 4)
+    parts = folds(dataclasses.replace(TASK, train=0.7, purge=purge), 4)
     for i, fold in enumerate(parts):
         piece = fold.cut(series)
-        train_end, validation_end, end = 1200 + 100 * i, 1600 + 100 * i, 1700 + 100 * i
+        train_end, validation_end, end = 800 + 200 * i, 1200 + 200 * i, 1400 + 200 * i
         assert np.array_equal(piece.times, series.times[:end])
         assert split(piece, fold.task).bounds == {
             "train": (0, train_end),
@@ -33,8 +33,6 @@ def test_folds_share_the_test_split_out_in_order():
             "test": (validation_end + purge, end),
         }
     assert len(piece) == 2000
-    with pytest.raises(CpbkitError, match="folds must be at least 1; got 0"):
-        folds(TASK, 0)
 
 
 def test_one_fold_is_the_plain_split():
@@ -45,7 +43,7 @@ def test_one_fold_is_the_plain_split():
 
 def test_a_fold_too_short_for_windows_is_refused():
     with pytest.raises(DataError, match="the test split needs at least 8 windows"):
-        judge_folds(make_series(walk(300)), folds(TASK, 10), lambda *_: None)
+        judge_folds(make_series(walk(100)), folds(dataclasses.replace(TASK, train=0.7), 4), lambda *_: None)
 
 
 def test_judge_folds_pools_the_refits():
@@ -58,14 +56,14 @@ def test_judge_folds_pools_the_refits():
 
     parts = folds(TASK, 3)
     found = judge_folds(series, parts, forecaster, model="ridge_ar")["price"]
-    assert ends == [1800, 2000, 2200]
+    assert ends == [600, 1200, 1800]
     windows = [len(split(fold.cut(series), fold.task).test) for fold in parts]
     assert found.windows == sum(windows)
     assert verdicts({"a": found})["a"].word == "BEATS"
     last = parts[2].cut(series)
     alone = judge_folds(series, parts[2:], forecaster, model="ridge_ar")["price"]
     splits = split(last, parts[2].task)
-    expected = judge_heads(last, splits.test, forecaster(last, TASK, splits), 2200, model="ridge_ar")
+    expected = judge_heads(last, splits.test, forecaster(last, TASK, splits), 1800, model="ridge_ar")
     assert alone == expected["price"]
 
 

@@ -68,6 +68,8 @@ def demo(folder):
     help="Where stacks run: in a process a core or GPU (one: in this), in this, on a Ray cluster.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
+@click.option("--folds", type=click.IntRange(1), help="Test periods, each with models trained up to it.  [default: 1]")
+@click.option("--pooled", is_flag=True, default=None, help="One model for all series, judged on each of them.")
 @click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")
 @click.option("--gpus", type=float, default=1.0, show_default=True, help="GPUs a stack takes on the cluster.")
 @click.option("--plan", "only_plan", is_flag=True, help="Time a few steps, print the plan, train nothing.")

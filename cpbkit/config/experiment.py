@@ -150,6 +150,8 @@ class Training:
     teacher_forcing: float = 0.0  # chance that a decoder step sees the truth, in training only
     forcing_draw: str = "step"  # step | batch: what one draw of that chance decides for
     precision: str = "float32"  # float32 | tf32 | float16 | bfloat16 | float64
+    folds: int = 1  # test periods, one after another, each with a model of its own that is trained up to it
+    pooled: bool = False  # one model for all series, trained on the windows of each of them, scaled by itself
     seed: int = 0  # of weights, order, dropout and teacher forcing
     deterministic: bool = False  # bit-equal reruns on a GPU, at a cost in speed
     search: tuple[tuple[str, tuple[float, ...]], ...] = ()  # settings tried side by side; validation chooses per series
@@ -159,7 +161,7 @@ class Training:
         check_name("schedule", self.schedule, ("constant", "cosine", "step", "plateau"))
         check_name("forcing_draw", self.forcing_draw, ("step", "batch"))
         check_name("precision", self.precision, ("float32", "tf32", "float16", "bfloat16", "float64"))
-        for name in ("epochs", "batch", "patience", "schedule_epochs"):
+        for name in ("epochs", "batch", "patience", "schedule_epochs", "folds"):
             if getattr(self, name) < 1:
                 raise CpbkitError(f"{name} must be at least 1; got {getattr(self, name)!r}")
         if self.learning_rate <= 0:
@@ -178,12 +180,16 @@ class Training:
         grid = itertools.product(*(values for _, values in self.search))
         return [replace(self, search=(), **dict(zip(names, point, strict=True))) for point in grid] if names else [self]
 
+    def pieces(self, series: str) -> list[str]:
+        """Name what is trained on of a series: `BTCUSDT_1h`, or `BTCUSDT_1h~0`, ... up to each of several folds."""
+        return [f"{series}~{i}" for i in range(self.folds)] if self.folds > 1 else [series]
+
     def rows(self, series: str) -> list[str]:
-        """Name the rows of a series in a stack: `BTCUSDT_1h`, or `BTCUSDT_1h@0`, ... for the trials of a search."""
+        """Name the rows of a series, or of a piece of it, in a stack: itself, or `BTCUSDT_1h@0`, ... of a search."""
         return [f"{series}@{i}" for i in range(len(self.trials()))] if self.search else [series]
 
     def of_row(self, row: str) -> tuple[str, "Training"]:
-        """Return the series and the settings of a row."""
+        """Return the series, or the piece of it, and the settings of a row."""
         if not self.search:
             return row, self
         series, _, trial = row.rpartition("@")
@@ -203,6 +209,16 @@ class Experiment:
     task: Task = field(default_factory=Task)
     model: Model = field(default_factory=Model)
     training: Training = field(default_factory=Training)
+
+    def __post_init__(self):
+        task, folds = self.task, self.training.folds
+        test = 1 - task.train - task.validation
+        if folds > 1 and task.train - (folds - 1) * test < task.validation:
+            most = 1 + int((task.train - task.validation) / test)
+            raise CpbkitError(
+                f"{folds} folds of {test:.0%} of the bars leave the first too little to train on; at most {most}, or "
+                f"give the test a smaller share than train {task.train:g} and validation {task.validation:g} leave"
+            )
 
     @property
     def series(self) -> tuple[str, ...]:

@@ -1,49 +1,18 @@
-"""Rolling origins: a model refitted up to each piece of the test split, and all pieces judged together."""
+"""Rolling origins: a model refitted up to each of several test periods, and all of them judged together."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from cpbkit.config.experiment import Experiment, Task
-from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.verdicts import Judgement, evidence, judge
 from cpbkit.training.alone import train_alone
 from cpbkit.training.loop import assemble, forecast
 from cpbkit.windows.series import Series
-from cpbkit.windows.splits import Splits, split
+from cpbkit.windows.splits import Fold, Splits, split
 
 Forecaster = Callable[[Series, Task, Splits], np.ndarray]  # fits, returns y of the test windows (W, H, K)
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One refit: the rows of every series that exist by then, and the task that splits them."""
-
-    end: float  # share of the rows
-    task: Task
-
-    def cut(self, series: Series) -> Series:
-        """Return the piece of a series that this fold may see."""
-        last = round(self.end * len(series))
-        columns = {f: getattr(series, f)[:last] for f in ("times", "inputs", "levels", "anchors")}
-        return dataclasses.replace(series, **columns)
-
-
-def folds(task: Task, count: int) -> list[Fold]:
-    """Share the test split of a task out to `count` folds, each with a model of its own, refitted up to there.
-
-    A purge longer than the horizon is an embargo. Nothing that follows a test is trained on, so none is needed after.
-    """
-    if count < 1:
-        raise CpbkitError(f"folds must be at least 1; got {count!r}")
-    step = (1 - task.train - task.validation) / count
-    ends = [1 - (count - i) * step for i in range(1, count + 1)]
-    return [
-        Fold(end, dataclasses.replace(task, train=1 - (task.validation + step) / end, validation=task.validation / end))
-        for end in ends
-    ]
 
 
 def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, model: str = "") -> dict[str, Judgement]:
@@ -59,10 +28,11 @@ def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, m
         y = forecaster(piece, fold.task, splits)
         for head, found in evidence(piece, splits.test, y, splits.bounds["train"][1]).items():
             by_head.setdefault(head, []).append(found)
-    return {head: judge(**_pool(found), unit=series.unit, model=model) for head, found in by_head.items()}
+    return {head: judge(**join(found), unit=series.unit, model=model) for head, found in by_head.items()}
 
 
-def _pool(found: list[dict]) -> dict:
+def join(found: list[dict]) -> dict:
+    """Return what `evidence` gathered of one head in several test periods as one, with the baselines that all have."""
     names = [name for name in found[0]["baselines"] if all(name in f["baselines"] for f in found)]
     return {
         **{key: np.concatenate([f[key] for f in found]) for key in ("truth", "forecast", "anchors", "variance")},
@@ -81,7 +51,7 @@ def refit(experiment: Experiment) -> Forecaster:
     """
 
     def forecaster(series: Series, task: Task, splits: Splits) -> np.ndarray:
-        part = dataclasses.replace(experiment, task=task)
+        part = dataclasses.replace(experiment, task=task, training=dataclasses.replace(experiment.training, folds=1))
         windows, stack = assemble(part, [series], "cpu")
         net, _ = train_alone(part, windows, stack)
         return forecast(net, windows, "test", [0])[0]

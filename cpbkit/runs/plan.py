@@ -75,7 +75,9 @@ def make_plan(
     model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
     experiment = replace(experiment, model=model)
     windows = {name: split(s, task) for name, s in series.items()}
-    steps = training.count_steps(max(len(w.train) for w in windows.values()))
+    whole = sum if training.pooled else max  # an epoch sees the windows of all series, or of the longest
+    steps = training.count_steps(whole(len(w.train) for w in windows.values()))
+    devices = devices[:1] if training.pooled else devices
     places = len(devices)
     on_cpu = devices[0] == "cpu"
     share = math.ceil(len(series) / places)  # models of a worker
@@ -85,17 +87,21 @@ def make_plan(
     if on_cpu and places > 1:
         limit = max(0.0, limit - places * PROCESS_BYTES) / places
     longest = sorted(series.values(), key=len, reverse=True)[:share]
-    trials = list(
-        _trials(replace(experiment, training=replace(training, steps=steps)), longest, devices[0], wanted, limit)
-    )
+    timed = replace(experiment, training=replace(training, steps=steps))
+    if training.pooled:
+        trials = [_trial(timed, longest, devices[0])]
+    else:
+        trials = list(_trials(timed, longest, devices[0], wanted, limit))
     memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
-    validation = max(len(w.validation) for w in windows.values()) / training.batch
+    validation = whole(len(w.validation) for w in windows.values()) / training.batch
     epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
     rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
     reason = _reason(trials, best, devices, why)
+    if training.pooled:
+        reason = f"one model for all {len(series)} series; a step took {1000 * best.seconds:.1f} ms"
     epochs, patience, seconds = training.epochs, training.patience, epoch * rounds * training.epochs
     if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
         if part * epochs < 1:

@@ -20,6 +20,7 @@ from cpbkit.data.load import load_klines, open_files
 from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.hardware import provenance
+from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import Monitor
 from cpbkit.models import zoo
 from cpbkit.runs import executors, stopping
@@ -31,7 +32,7 @@ from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shru
 from cpbkit.texts import redact
 from cpbkit.training import checkpoint
 from cpbkit.windows.series import Series, from_klines, from_trace
-from cpbkit.windows.splits import split
+from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
 STATUS_SECONDS = 1.0  # at most, while anything is heard, between two words left for `cpbkit status`
@@ -285,7 +286,8 @@ def prepare(
             one = bars[name]
             if not isinstance(one, Series):
                 one = make(one, experiment.task)
-            split(one, experiment.task)
+            for fold in folds(experiment.task, experiment.training.folds):
+                split(fold.cut(one), fold.task)
             series[name] = one
         except DataError as error:
             failed[name] = str(error)
@@ -306,6 +308,7 @@ def _units(run: RunFolder, state: State, plan: Plan, series: dict[str, Series], 
                 tuple(series[n] for n in names),
                 device=plan.devices[0],
                 checkpoint=run.checkpoint(name),
+                threads=count_cores() if experiment.training.pooled else 1,
                 deadline=deadline,
                 turns=math.ceil((len(named) - i) / len(plan.devices)),
             )

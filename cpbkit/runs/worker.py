@@ -2,9 +2,10 @@
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from cpbkit import __version__
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, to_json
 from cpbkit.errors import RunError, Terminated
+from cpbkit.evaluation.backtest import join
 from cpbkit.evaluation.conformal import judge_intervals
 from cpbkit.evaluation.past import past_of
 from cpbkit.evaluation.pooled import losses_of, to_bytes
@@ -139,7 +141,7 @@ def shrink(unit: Unit, through: Collection[str], why: str) -> tuple[list[Message
     """
     left = {series.name: series for series in unit.series if series.name not in through}
     tried = (*unit.tried, f"{unit.name} {why}")
-    if len(unit.series) == 1:
+    if len(unit.series) == 1 or unit.experiment.training.pooled:  # half of the series would be another model
         lines = [{"series": name, "status": "failed", "reason": f"alone it {why}", "test": {}} for name in left]
         return [Result(unit.name, line | {"tried": list(tried)}, None) for line in lines], []
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
@@ -169,9 +171,9 @@ def _work(unit: Unit) -> Iterator[Message]:
             why = str(error)
             windows, stack = assemble(experiment, unit.series, unit.device)
         state = resumed or Fit(stack)
-        everyone = list(range(len(windows)))
-        persistence = _by_name(unit.series, persistence_losses(windows, everyone))
-        mean = _by_name(unit.series, mean_losses(windows, everyone))
+        everyone = list(range(len(windows.names)))
+        persistence = _by_name(windows.names, persistence_losses(windows, everyone))
+        mean = _by_name(windows.names, mean_losses(windows, everyone))
     if unit.checkpoint and not resumed:
         yield Note(unit.name, f"{unit.name} begins anew, not from its checkpoint: {why}")
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
@@ -183,12 +185,16 @@ def _work(unit: Unit) -> Iterator[Message]:
         if state.step:
             samples += len(state.curves) * training.batch
         stage = "validation" if state.step == training.steps else "epochs"
-        for finished in [] if state.step else state.finished:
-            with clock("judging"):
-                name = finished.name
-                seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
-                losses = {"persistence": persistence[name], "mean": mean[name]}
-                yield _result(unit, windows, finished, seconds | losses | {"data_sha256": data[name]})
+        ended = [] if state.step else state.finished
+        for name, group in itertools.groupby(ended, lambda finished: finished.name.partition("~")[0]):
+            folds = list(group)
+            for series in unit.series:
+                if series.name == name or training.pooled:
+                    with clock("judging"):
+                        seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
+                        losses = {"persistence": persistence[folds[-1].name], "mean": mean[folds[-1].name]}
+                        about = seconds | losses | {"data_sha256": data[series.name]}
+                        yield _result(unit, windows, series, folds, about)
         now = time.monotonic()
         if len(stack) and (now - saved > pause or stopping.is_asked()):
             with clock("checkpoints"):
@@ -205,8 +211,8 @@ def _work(unit: Unit) -> Iterator[Message]:
     yield _progress(unit, state, persistence, samples, clock)
 
 
-def _by_name(series: tuple[Series, ...], losses: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    return {s.name: {part: values[m] for part, values in losses.items()} for m, s in enumerate(series)}
+def _by_name(names: Sequence[str], losses: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    return {name: {part: values[m] for part, values in losses.items()} for m, name in enumerate(names)}
 
 
 def _progress(unit: Unit, state: Fit, persistence: dict[str, dict], samples: int, clock: Clock) -> Progress:
@@ -214,54 +220,66 @@ def _progress(unit: Unit, state: Fit, persistence: dict[str, dict], samples: int
     share = (state.epoch + state.step / training.steps) / training.epochs
     running: dict[str, dict] = {}
     for row, curve in state.curves.items():
-        name, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
-        if name not in running or lowest < min(running[name]["curve"]["validation"], default=math.inf):
-            running[name] = {
-                "curve": curve,
-                "persistence": persistence[name],
-                "share": share,
-            }  # of a search the best so far
+        piece, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
+        for name in [one.name for one in unit.series] if training.pooled else [piece.partition("~")[0]]:
+            # Of a search the best so far, of folds the last.
+            if name not in running or lowest < min(running[name]["curve"]["validation"], default=math.inf):
+                running[name] = {"curve": curve, "persistence": persistence[piece], "share": share}
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
-def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Result:
-    """Judge a finished model on the test split, which is read here and nowhere else."""
-    m = next(i for i, series in enumerate(windows.series) if series.name == finished.name)
-    series, splits, scaler = windows.series[m], windows.splits[m], windows.scalers[m]
-    experiment = unit.experiment
+def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished], told: dict) -> Result:
+    """Judge the finished models of a series, one for each fold, on their test splits, which are read nowhere else.
+
+    The last of them, which is trained on the newest bars, is the one that is kept.
+    """
+    experiment, last = unit.experiment, folds[-1]
+    places = [windows.names.index(piece) for piece in experiment.training.pieces(series.name)]
+    splits, scaler = windows.splits[places[-1]], windows.scalers[places[-1]]
+    ill = next((finished for finished in folds if finished.status != "done"), last)
     line = {
         "series": series.name,
-        "status": finished.status,
-        "reason": finished.reason,
+        "status": ill.status,
+        "reason": ill.reason,
         "synthetic": series.synthetic,
         "preset": experiment.preset,
-        "parameters": sum(tensor.numel() for tensor in finished.weights.values()),
-        **({"search": finished.tried} if finished.tried else {}),
+        "parameters": sum(tensor.numel() for tensor in last.weights.values()),
+        **({"search": last.tried} if last.tried else {}),
         **({"tried": list(unit.tried)} if unit.tried else {}),
-        "epochs": finished.epochs,
-        "best_epoch": finished.best_epoch,
-        "curve": {name: [_plain(x) for x in values] for name, values in finished.curve.items()},
+        "epochs": last.epochs,
+        "best_epoch": last.best_epoch,
+        "curve": {name: [_plain(x) for x in values] for name, values in last.curve.items()},
         **told,
         "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
         "dates": splits.dates(series),
         "test": {},
     }
-    if finished.status != "done":
+    if len(folds) > 1:
+        line["folds"] = [windows.splits[m].dates(windows.series[m]) for m in places]
+        line["windows"]["test"] = sum(len(windows.splits[m].test) for m in places)
+        line["dates"]["test"][0] = line["folds"][0]["test"][0]
+    if line["status"] != "done":
         return Result(unit.name, line, None)
-    net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
-    known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
-    if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
-        line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
-        return Result(unit.name, line, None)
-    found, name = evidence(series, splits.test, predicted, splits.bounds["train"][1]), experiment.model.name
+    gathered: dict[str, list[dict]] = {}  # by head, a part for each fold
+    for m, finished in zip(places, folds, strict=True):
+        net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
+        known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
+        if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
+            line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
+            return Result(unit.name, line, None)
+        piece, its = windows.series[m], windows.splits[m]
+        for head, part in evidence(piece, its.test, predicted, its.bounds["train"][1]).items():
+            gathered.setdefault(head, []).append(part)
+    found, name = {head: join(parts) for head, parts in gathered.items()}, experiment.model.name
     line["test"] = {h: judge(**part, unit=series.unit, model=name).to_dict() for h, part in found.items()}
-    losses = {head: losses_of(series, splits.test, part, name) for head, part in found.items()}
+    origins = np.concatenate([windows.splits[m].test for m in places])  # a piece has the first rows of its series
+    losses = {head: losses_of(series, origins, part, name) for head, part in found.items()}
     line["intervals"], halves = judge_intervals(series, splits, experiment.task.context, known, predicted)
-    shown = {head: past_of(series, splits.test, head, part, halves[head]) for head, part in found.items()}
+    shown = {head: past_of(series, splits.test, head, parts[-1], halves[head]) for head, parts in gathered.items()}
     about = {
         "version": __version__,
         "torch": torch.__version__,
-        "experiment": dataclasses.asdict(dataclasses.replace(experiment, training=finished.training)),
+        "experiment": dataclasses.asdict(dataclasses.replace(experiment, training=last.training)),
         "series": series.name,
         "synthetic": series.synthetic,
         "features": series.features,
@@ -275,7 +293,7 @@ def _result(unit: Unit, windows: Windows, finished: Finished, told: dict) -> Res
         "dates": line["dates"],
         "data_sha256": line["data_sha256"],
     }
-    return Result(unit.name, line, checkpoint.save(finished.weights, about), to_bytes(losses, shown))
+    return Result(unit.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
 
 
 def data_sha256(series: Series) -> str:

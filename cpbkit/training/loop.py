@@ -6,7 +6,7 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from cpbkit.training.not_finite import find_not_finite
 from cpbkit.training.precision import precision
 from cpbkit.training.stack import Stack
 from cpbkit.windows.series import Series
-from cpbkit.windows.splits import Splits
+from cpbkit.windows.splits import Splits, folds, split
 from cpbkit.windows.windows import Windows
 
 LOSS_SCALE = 1024.0  # float16 only: keeps small gradients above its smallest number
@@ -32,6 +32,7 @@ CAPTURE_DRIFT = 0.2
 PERTURBED = 0.02  # spread of what is added to all weights before they are held against each other
 NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
+POOLED = "all series"  # name of the row of one model for all of them
 CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
 
 
@@ -94,19 +95,30 @@ def assemble(
 ) -> tuple[Windows, Stack]:
     """Put the windows of the series and an untrained stack of their models on a device.
 
-    splits: of each series, where they are not those of the task.
+    splits: of each series, where they are not those of the task. Of several folds each series is as many pieces,
+    and the one row of a pooled training has the windows of all.
     Weights and windows are float32, or float64 where the precision is; the half precisions only compute in 16 bits.
     """
     task, training = experiment.task, experiment.training
     dtype = torch.float64 if training.precision == "float64" else torch.float32
+    if training.folds > 1:
+        parts = folds(task, training.folds)
+        cuts = [(fold, fold.cut(one)) for one in series for fold in parts]
+        splits = [split(piece, fold.task) for fold, piece in cuts]
+        pieces = [piece for one in series for piece in training.pieces(one.name)]
+        series = [replace(piece, name=name) for name, (_, piece) in zip(pieces, cuts, strict=True)]
     windows = Windows(series, task, torch.device(device), dtype, splits)
-    names = [one.name for one in series]
+    names = windows.names
+    if training.pooled:
+        names, count = training.pieces(POOLED), len(training.pieces(POOLED))
+        for i, name in enumerate(names):
+            windows.pool(name, range(i, len(windows), count))
     return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
 
 
 def find_series(stack: Stack, windows: Windows) -> list[int]:
     """Return the place of each row's series among the windows' series: (M,)."""
-    place = {series.name: m for m, series in enumerate(windows.series)}
+    place = {name: m for m, name in enumerate(windows.names)}
     return [place[stack.training.of_row(row)[0]] for row in stack.names]
 
 
@@ -354,9 +366,10 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
             state.ended[name] = "done", state.hurry, state.epoch
         if name in state.ended:
             table["alive"][row] = 0
-    for series in dict.fromkeys(training.of_row(name)[0] for name in stack.names):
-        if all(row in state.ended for row in training.rows(series)):
-            state.finished.append(_finish(state, series))
+    for series in dict.fromkeys(training.of_row(name)[0].partition("~")[0] for name in stack.names):
+        pieces = training.pieces(series)
+        if all(row in state.ended for piece in pieces for row in training.rows(piece)):
+            state.finished += [_finish(state, piece) for piece in pieces]
     for name in (*SUMS, "bad_step"):
         table[name].fill_(START[name])
     live = [row for row, name in enumerate(stack.names) if name in state.curves]
@@ -383,9 +396,10 @@ def _judge_epoch(stack: Stack, training: Training, validation: Tensor, epoch: in
 
 
 def _finish(state: Fit, series: str) -> Finished:
-    """Take a series, all of whose rows have ended, out of the training: of a search its best trial by validation.
+    """Take a series, or a piece of it, all of whose rows have ended, out of the training: of a search the best trial
+    by validation.
 
-    Trials that ended early wait in the stack for the others, so that a checkpoint holds them too.
+    Trials and folds that ended early wait in the stack for the others, so that a checkpoint holds them too.
     """
     stack, training = state.stack, state.stack.training
     losses = dict(zip(stack.names, stack.table["validation_best"].tolist(), strict=True))

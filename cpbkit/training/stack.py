@@ -41,7 +41,8 @@ class Stack:
         return len(self.names)
 
     def _first_weights(self, build: Callable[[int], nn.Module], name: str) -> list[Tensor]:
-        torch.manual_seed(derive_seed("weights", self.training.seed, self.training.of_row(name)[0]))
+        series = self.training.of_row(name)[0].partition("~")[0]  # all folds of a series begin alike
+        torch.manual_seed(derive_seed("weights", self.training.seed, series))
         return [parameter.detach().flatten() for parameter in build(1).parameters()]
 
     def settings(self, name: str) -> list[float]:

@@ -1,6 +1,6 @@
 """The windows of each split, by time, with a purge gap at each border."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,33 @@ class Splits:
             name: [str(series.times[row].astype("datetime64[m]")) for row in (first, last - 1)]
             for name, (first, last) in self.bounds.items()
         }
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One of several test periods: the rows of every series that exist by its end, and the task that splits them."""
+
+    end: float  # share of the rows
+    task: Task
+
+    def cut(self, series: Series) -> Series:
+        """Return the piece of a series that this fold may see."""
+        last = round(self.end * len(series))
+        columns = {f: getattr(series, f)[:last] for f in ("times", "inputs", "levels", "anchors")}
+        return replace(series, **columns)
+
+
+def folds(task: Task, count: int) -> list[Fold]:
+    """Return `count` test periods as long as the task's own, which is the last; each with a model trained up to it.
+
+    A purge longer than the horizon is an embargo. Nothing that follows a test is trained on, so none is needed after.
+    """
+    test = 1 - task.train - task.validation
+    ends = [1 - (count - i) * test for i in range(1, count + 1)]
+    return [
+        Fold(end, replace(task, train=1 - (task.validation + test) / end, validation=task.validation / end))
+        for end in ends
+    ]
 
 
 def origins(series: Series, context: int, horizon: int, first: int, last: int, reach_back: bool = False) -> np.ndarray:

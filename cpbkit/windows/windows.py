@@ -40,6 +40,7 @@ class Windows:
         splits: Sequence[Splits] | None = None,
     ):
         self.series, self.task, self.device = list(series), task, torch.device(device)
+        self.names = [one.name for one in self.series]  # of what a model can be trained on, in the order of `origins`
         self.splits = [split(s, task) for s in self.series] if splits is None else list(splits)
         self.scalers = [Scaler.fit(s, p, task) for s, p in zip(self.series, self.splits, strict=True)]
 
@@ -60,7 +61,7 @@ class Windows:
             ]
             for part in ("train", "validation", "test")
         }
-        self.pools = self.origins["train"]  # what an epoch's order draws from
+        self.pools = list(self.origins["train"])  # what an epoch's order draws from
         if task.repeats:
             times = [by_condition(s, task.repeats)[p.train].astype(int) for s, p in self._pairs()]
             self.pools = [
@@ -84,6 +85,13 @@ class Windows:
     def _pairs(self):
         return zip(self.series, self.splits, strict=True)
 
+    def pool(self, name: str, members: Sequence[int]) -> None:
+        """Let a model be trained, by this name, on the windows of several series at once."""
+        self.names.append(name)
+        self.pools.append(torch.cat([self.pools[m] for m in members]))
+        for origins in self.origins.values():
+            origins.append(torch.cat([origins[m] for m in members]))
+
     def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gather windows at origins: (M, B) -> x (M, B, L, C), last (M, B, K), y (M, B, H, K)."""
         anchor = self.anchors[rows]
@@ -101,7 +109,7 @@ class Windows:
         rows = []
         for m in members:
             pool = self.pools[m]
-            generator.manual_seed(derive_seed("order", seed, self.series[m].name, epoch))
+            generator.manual_seed(derive_seed("order", seed, self.names[m].partition("~")[0], epoch))
             turns = -(-count // len(pool))
             picks = [torch.randperm(len(pool), generator=generator, device=self.device) for _ in range(turns)]
             rows.append(pool[torch.cat(picks)[:count]])
