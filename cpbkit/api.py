@@ -21,6 +21,7 @@ from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
 from cpbkit.errors import DataError, RunError, check_name
 from cpbkit.evaluation.backtest import judge_folds, refit
+from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.leakage import audit, check_overfit
 from cpbkit.evaluation.pooled import gather, pool
@@ -97,6 +98,7 @@ class Run:
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
         losses, _ = gather([line["series"] for line in self.results if line["test"]], self._folder.losses)
         lines += [f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()]
+        lines += say_quantiles(self.results).values()
         return Verdicts(verdict_table(by_head), tuple(lines), self.results)
 
     def plot(self):
@@ -145,6 +147,12 @@ class Run:
         from cpbkit.views.verdict import coverage_figure
 
         return coverage_figure(self.results)
+
+    def calibration(self):
+        """Return the picture of how many truths lay below each quantile of models that forecast quantiles."""
+        from cpbkit.views.verdict import calibration_figure
+
+        return calibration_figure(self.results)
 
     def health(self):
         """Return the picture of the health of the trainings: a row a series, a column a check."""

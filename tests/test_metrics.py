@@ -74,11 +74,10 @@ def test_scores_equal_published_golden_values():
 
 
 def test_crps_tends_to_the_closed_form_of_a_normal():
-    levels = (np.arange(20_000) + 0.5) / 20_000
-    draws = stats.norm.ppf(levels)
-    assert metrics.crps_quantiles(0.3, draws, levels) == pytest.approx(0.2693329, abs=2e-5)
-    batch = metrics.crps_quantiles(np.full((4, 3), 0.3), np.broadcast_to(draws, (4, 3, len(draws))), levels)
-    assert batch.shape == (4, 3)
+    assert metrics.crps([0.5, -1, 2, 0], [0.3]) == pytest.approx([0.28125])  # scoringrules
+    draws = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000)
+    assert metrics.crps(draws, [0.3]) == pytest.approx([0.2693329], abs=2e-5)
+    assert metrics.crps(draws, [8.0]) == pytest.approx([8 - 1 / np.sqrt(np.pi)], abs=1e-4)  # in the tail too
 
 
 def test_pinball_is_least_at_the_quantile():

@@ -236,6 +236,7 @@ def _after(series: int, minutes: float) -> float:
 
 def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and two lines a head: of each, and of all at once."""
+    from cpbkit.evaluation.conformal import say_quantiles
     from cpbkit.evaluation.pooled import gather, pool
     from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
     from cpbkit.runs.folder import RunFolder, tell_stopped
@@ -253,6 +254,7 @@ def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
         trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
     together = {head: pool(parts) for head, parts in losses.items()}
     heads |= {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in together.items()}
+    heads |= say_quantiles(results)
     document = {
         "run": str(folder),
         "models": len(results),

@@ -78,6 +78,7 @@ class Task:
     ranges: tuple[tuple[str, float, float], ...] = ()  # declared (column, lowest, highest), which becomes 0..1
     clip_ranges: bool = True  # inputs outside their declared range count as its end
     loss: str = "mse"  # mse | mae | module:name of a function (forecast, truth), both (..., H, K) -> (...)
+    quantiles: tuple[float, ...] = ()  # such as 0.05, 0.5, 0.95: forecast instead of a number each, by the pinball loss
     # Windows whose next row has `column` above a bound, the first that holds; both act on training alone.
     weights: tuple[tuple[str, float, float], ...] = ()  # (column, bound, weight in the loss relative to the others)
     repeats: tuple[tuple[str, float, int], ...] = ()  # (column, bound, how often an epoch's order has them)
@@ -96,6 +97,11 @@ class Task:
             raise CpbkitError(f"train and validation must leave a test share; got {self.train}, {self.validation}")
         if not is_own(self.loss):
             check_name("loss", self.loss, ("mse", "mae"))
+        inside = all(a < b for a, b in itertools.pairwise((0.0, *self.quantiles, 1.0)))
+        if self.quantiles and not (inside and 0.5 in self.quantiles and len(self.quantiles) > 1):
+            raise CpbkitError(f"quantiles must rise from above 0 to below 1, with 0.5 among them; got {self.quantiles}")
+        if self.quantiles and self.loss != "mse":
+            raise CpbkitError(f"quantiles are trained by the pinball loss; leave out loss, which is {self.loss!r}")
         check_name("target_scale", self.target_scale, ("persistence", "standard", "range", "none"))
         declared = {column for column, _, _ in self.ranges}
         if any(low >= high for _, low, high in self.ranges):

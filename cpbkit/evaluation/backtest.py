@@ -8,7 +8,7 @@ import numpy as np
 from cpbkit.config.experiment import Experiment, Task
 from cpbkit.evaluation.verdicts import Judgement, evidence, judge
 from cpbkit.training.alone import train_alone
-from cpbkit.training.loop import assemble, forecast
+from cpbkit.training.loop import assemble, forecast, median
 from cpbkit.windows.series import Series
 from cpbkit.windows.splits import Fold, Splits, split
 
@@ -54,6 +54,6 @@ def refit(experiment: Experiment) -> Forecaster:
         part = dataclasses.replace(experiment, task=task, training=dataclasses.replace(experiment.training, folds=1))
         windows, stack = assemble(part, [series], "cpu")
         net, _ = train_alone(part, windows, stack)
-        return forecast(net, windows, "test", [0])[0]
+        return median(forecast(net, windows, "test", [0])[0], task)
 
     return forecaster

@@ -5,13 +5,14 @@ N windows (oldest first), H horizon, K targets.
 
 import bisect
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpbkit.evaluation import metrics
-from cpbkit.evaluation.verdicts import UNITS
+from cpbkit.evaluation.verdicts import UNITS, is_enough
 
 if TYPE_CHECKING:  # windows needs torch
     from cpbkit.windows.series import Series
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # windows needs torch
 ALPHA = 0.1  # share of the truth that may lie outside
 WILD = 0.1  # share of the test windows that follow the wildest bars
 POINTS, LEAST = 40, 20  # most points of coverage over time, and fewest windows of one
-QUANTILES = np.arange(0.05, 0.99, 0.05)  # of the errors, for the CRPS
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,62 @@ def _score(errors: np.ndarray, intervals: Intervals) -> float:
     return float(metrics.interval_score(errors, -intervals.half, intervals.half, ALPHA).mean())
 
 
-def _crps(calibration: np.ndarray, errors: np.ndarray) -> float:
-    spread = np.moveaxis(np.quantile(calibration, QUANTILES, axis=0), 0, -1)  # (H, K, Q)
-    return float(metrics.crps_quantiles(errors, spread, QUANTILES).mean())
+def _crps(members: np.ndarray, truth: np.ndarray) -> float:
+    """Return the mean CRPS of forecasts that are all `members` (V, H, K) alike, against truths (W, H, K)."""
+    return float(np.mean([metrics.crps(members[:, h, k], truth[:, h, k]) for h, k in np.ndindex(truth.shape[1:])]))
+
+
+def judge_quantiles(
+    series: "Series", splits: "Splits", levels: Sequence[float], forecast: np.ndarray
+) -> dict[str, dict]:
+    """Say by head, in plain JSON types, what quantiles of y of the test windows (W, H, K, Q) held.
+
+    loss: twice the pinball loss over the mean absolute truth, mean over the quantiles (the weighted quantile loss of
+    GluonTS). Those of persistence, from adaptive conformal intervals around it, stand beside: skill is 1 - loss / its
+    loss, with a 95 % interval. below: the share of truths under each quantile.
+    """
+    horizon, found = forecast.shape[1], {}
+    truths = [series.truth(origins, horizon) for origins in (splits.validation, splits.test)]
+    share = np.array(levels)
+    for head in dict.fromkeys(series.heads):
+        columns = [k for k, owner in enumerate(series.heads) if owner == head]
+        before, truth = (y[..., columns] for y in truths)
+        half = {a: conformal_intervals(before, truth, a).half for a in {2 * min(q, 1 - q) for q in levels} - {1.0}}
+        naive = np.stack(
+            [np.sign(q - 0.5) * half.get(2 * min(q, 1 - q), np.zeros_like(truth)) for q in levels], axis=-1
+        )
+        size = np.abs(truth).mean() or 1.0
+        own = forecast[..., columns, :]
+        loss, other = (
+            2 * metrics.pinball(truth[..., None], q, share).mean(axis=(1, 2, 3)) / size for q in (own, naive)
+        )
+        enough = is_enough(len(loss), horizon) and other.any()
+        low, high = metrics.ratio_interval(loss, other, horizon) if enough else (-math.inf, math.inf)
+        found[head] = {
+            "levels": list(levels),
+            "loss": float(loss.mean()),
+            "loss_persistence": float(other.mean()),
+            "skill": float(1 - loss.mean() / other.mean()) if other.any() else None,
+            "skill_low": 1 - high if math.isfinite(high) else None,
+            "skill_high": 1 - low if math.isfinite(low) else None,
+            "below": (truth[..., None] < own).mean(axis=(0, 1, 2)).tolist(),
+            "below_persistence": (truth[..., None] < naive).mean(axis=(0, 1, 2)).tolist(),
+        }
+    return found
+
+
+def say_quantiles(results: Iterable[Mapping]) -> dict[str, str]:
+    """Say by head, in a line, how the quantiles of a run did beside those of persistence; lines of a ledger."""
+    by_head: dict[str, list[Mapping]] = {}
+    for line in results:
+        for head, told in line.get("quantiles", {}).items():
+            by_head.setdefault(head, []).append(told)
+    said = {}
+    for head, group in by_head.items():
+        losses, others = ([told[name] for told in group] for name in ("loss", "loss_persistence"))
+        sure = sum((told["skill_low"] or 0) > 0 for told in group)
+        said[f"{head}, quantiles"] = (
+            f"{head}, quantiles: weighted quantile loss {np.mean(losses):.3f} on average, {np.mean(others):.3f} of "
+            f"persistence between conformal intervals; the skill and its interval are above 0 on {sure} of {len(group)}"
+        )
+    return said

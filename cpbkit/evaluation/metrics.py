@@ -108,13 +108,16 @@ def interval_score(truth, lower, upper, alpha: float):
     return (upper - lower) + 2 / alpha * missed
 
 
-def crps_quantiles(truth, forecasts, quantiles):
-    """Return the CRPS of quantile forecasts (..., Q) against the truth (...): twice the mean pinball loss.
+def crps(members, truth) -> np.ndarray:
+    """Return the CRPS of a forecast that is an ensemble (V,), against truths (W,), exactly: E|X - y| - E|X - X'| / 2.
 
-    Exact in the limit of quantiles that are dense and even in (0, 1); with few of them it misses the tails.
+    Gneiting & Raftery 2007; from sorted members and their running sums.
     """
-    truth = np.asarray(truth, float)
-    return 2 * np.mean(pinball(truth[..., None], forecasts, np.asarray(quantiles, float)), axis=-1)
+    members, truth = np.sort(np.asarray(members, float)), np.asarray(truth, float)
+    count, running = len(members), np.concatenate([[0.0], np.cumsum(members)])
+    below = np.searchsorted(members, truth)
+    away = (truth * (2 * below - count) + running[-1] - 2 * running[below]) / count
+    return away - np.sum((2 * np.arange(1, count + 1) - count - 1) * members) / count**2
 
 
 def diebold_mariano(loss, other_loss, horizon: int) -> tuple[float, float]:

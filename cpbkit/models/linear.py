@@ -31,6 +31,8 @@ class NLinear(nn.Module):
     Deviation: the map starts at zero, so an untrained model is persistence.
     """
 
+    shares_channels = True
+
     def __init__(self, models: int, task: Task, settings: Model):
         super().__init__()
         channels(task)
@@ -47,6 +49,8 @@ class DLinear(nn.Module):
     The change from the last value is forecast, and the last value is linear in the context, so the maps can be what
     the paper's are. Deviation: they start at zero, so an untrained model is persistence.
     """
+
+    shares_channels = True
 
     def __init__(self, models: int, task: Task, settings: Model):
         super().__init__()

@@ -210,6 +210,8 @@ class SegRNN(nn.Module):
     multiple of 24 is led in by its first row; the head starts at zero, so an untrained model is persistence.
     """
 
+    shares_channels = True
+
     def __init__(self, models: int, task: Task, settings: Model):
         super().__init__()
         width, count = settings.width, channels(task)

@@ -10,6 +10,7 @@ from cpbkit.config import own
 from cpbkit.config.experiment import Model, Task
 from cpbkit.errors import check_name
 from cpbkit.models import custom, layers, linear, recurrent, transformer
+from cpbkit.models.quantiles import Quantiles, widen
 
 MODELS = {
     "gru": recurrent.GRUSeq2Seq,
@@ -28,7 +29,10 @@ MODELS = {
 
 
 def build(models: int, task: Task, settings: Model) -> nn.Module:
-    """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K)."""
+    """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K), or (M, B, H, K, Q) for quantiles."""
+    if task.quantiles:
+        shares = getattr(MODELS.get(settings.name), "shares_channels", False)
+        return Quantiles(task, lambda wide: build(models, wide, settings), shares)
     if own.is_own(settings.name):
         return custom.Own(models, partial(own.find(settings.name, "a network"), task, settings), settings.stacked)
     return MODELS[check_name("model", settings.name, MODELS)](models, task, settings)
@@ -50,6 +54,7 @@ def try_out(task: Task, settings: Model, models: int, batch: int, device: torch.
     """
     if not own.is_own(settings.name):
         return settings, ""
+    task = widen(task) if task.quantiles else task
     numbers = torch.Generator(device).manual_seed(0)
     x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device)
     make = partial(own.find(settings.name, "a network"), task, settings)

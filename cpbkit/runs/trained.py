@@ -20,6 +20,7 @@ from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.training import checkpoint
+from cpbkit.training.loop import median
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.series import Series, from_klines, from_table, from_trace
 
@@ -37,7 +38,9 @@ class Forecast:
     """The next bars of one series, with a prediction interval."""
 
     series: str
-    frame: pd.DataFrame  # H rows by bar start (UTC); for each target its level, and target_low and target_high
+    frame: (
+        pd.DataFrame
+    )  # H rows by bar start (UTC); for each target its level, target_low and target_high, target_q0.05
     last_bar: pd.Timestamp  # start of the last closed bar that the model saw, UTC
     last: dict[str, float]  # the level of each target then: what persistence forecasts
     nominal: float | None  # share of bars that the interval should hold; None where the model knows no interval
@@ -267,12 +270,15 @@ def _compute(models: Sequence[TrainedModel], columns: Sequence[Series]) -> np.nd
     scaled = [m.scaler.inputs(s.inputs[-first.task.context :]) for m, s in zip(models, columns, strict=True)]
     last = [(s.levels[-1] - s.anchors[-1]) / m.scaler.target_scale for m, s in zip(models, columns, strict=True)]
     x, last = (torch.as_tensor(np.stack(rows)[:, None], dtype=dtype) for rows in (scaled, last))
-    y = net.eval()(x, last)[:, 0].double().numpy()  # (M, 1, L, C), (M, 1, K) -> (M, H, K)
-    return y * np.stack([model.scaler.target_scale for model in models])[:, None]
+    y = net.eval()(x, last)[:, 0].double().numpy()  # (M, 1, L, C), (M, 1, K) -> (M, H, K), (M, H, K, Q) of quantiles
+    scale = np.stack([model.scaler.target_scale for model in models])[:, None]
+    return y * (scale[..., None] if first.task.quantiles else scale)
 
 
 def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
-    """Turn y (H, K) of the last row into levels, prices where y is a log change, with their interval."""
+    """Turn y (H, K) or (H, K, Q) of the last row into levels, prices where y is a log change, with their interval."""
+    levels, every = model.experiment.task.quantiles, y
+    y = median(y, model.experiment.task)
     back = np.exp if series.unit == "bp" else np.asarray
     anchor, step = series.anchors[-1], np.timedelta64(series.step_ns, "ns")
     half = np.full_like(y, np.nan)
@@ -285,6 +291,8 @@ def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
         if model.intervals:
             table[f"{target}_low"] = back(anchor[k] + y[:, k] - half[:, k])
             table[f"{target}_high"] = back(anchor[k] + y[:, k] + half[:, k])
+        for q, level in enumerate(levels):
+            table[f"{target}_q{level:g}"] = back(anchor[k] + every[:, k, q])
     known = next(iter(model.intervals.values()), {})
     return Forecast(
         series=model.series,

@@ -16,7 +16,7 @@ from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, to_json
 from cpbkit.errors import RunError, Terminated
 from cpbkit.evaluation.backtest import join
-from cpbkit.evaluation.conformal import judge_intervals
+from cpbkit.evaluation.conformal import judge_intervals, judge_quantiles
 from cpbkit.evaluation.past import past_of
 from cpbkit.evaluation.pooled import losses_of, to_bytes
 from cpbkit.evaluation.verdicts import evidence, judge
@@ -35,6 +35,7 @@ from cpbkit.training.loop import (
     forecast,
     is_out_of_memory,
     mean_losses,
+    median,
     persistence_losses,
 )
 from cpbkit.windows.series import Series
@@ -263,7 +264,8 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
     gathered: dict[str, list[dict]] = {}  # by head, a part for each fold
     for m, finished in zip(places, folds, strict=True):
         net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
-        known, predicted = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
+        known, told = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
+        known, predicted = median(known, experiment.task), median(told, experiment.task)
         if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
             line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
             return Result(unit.name, line, None)
@@ -276,6 +278,8 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
     losses = {head: losses_of(series, origins, part, name) for head, part in found.items()}
     line["intervals"], halves = judge_intervals(series, splits, experiment.task.context, known, predicted)
     shown = {head: past_of(series, splits.test, head, parts[-1], halves[head]) for head, parts in gathered.items()}
+    if levels := experiment.task.quantiles:
+        line["quantiles"] = judge_quantiles(series, splits, levels, told)
     about = {
         "version": __version__,
         "torch": torch.__version__,

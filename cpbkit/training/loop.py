@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cpbkit.config.experiment import Experiment, Training, derive_seed
+from cpbkit.config.experiment import Experiment, Task, Training, derive_seed
 from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
@@ -122,12 +122,17 @@ def find_series(stack: Stack, windows: Windows) -> list[int]:
     return [place[stack.training.of_row(row)[0]] for row in stack.names]
 
 
-def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor, loss: str | Callable = "mse") -> Tensor:
+def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor, loss: str | Tensor | Callable = "mse") -> Tensor:
     """Return each model's loss of each window: (M, B, H, K) twice -> (M, B).
 
-    weights (K,): of each target, in mse and mae. loss: mse, mae, or an own function (forecast, truth) -> (M, B).
+    weights (K,): of each target, but for an own loss. loss: mse, mae, an own function (forecast, truth) -> (M, B), or
+    quantiles (Q,) of a forecast (M, B, H, K, Q): twice the pinball loss, which at 0.5 is the absolute error.
     Errors: CpbkitError for a forecast, or a loss of one's own, of another shape.
     """
+    if isinstance(loss, Tensor):
+        every = forecast if forecast.dim() > truth.dim() else forecast[..., None]  # a number stands for all quantiles
+        error = truth[..., None] - every.to(truth.dtype)
+        return 2 * torch.maximum(loss * error, (loss - 1) * error).mean((2, 4)) @ weights
     if forecast.shape != truth.shape:
         raise CpbkitError(
             f"a forecast must have the shape of the truth (models, batch, horizon, targets) = {tuple(truth.shape)}; "
@@ -443,17 +448,23 @@ def evaluate(net: nn.Module, windows: Windows, part: str, members: list[int]) ->
 
 @torch.no_grad()
 def forecast(net: nn.Module, windows: Windows, part: str, members: list[int]) -> list[np.ndarray]:
-    """Return each model's forecasts over a split, unscaled: (W, H, K) a model."""
+    """Return each model's forecasts over a split, unscaled: (W, H, K) a model, or (W, H, K, Q) of quantiles."""
     net.eval()
     pieces = []
     for rows, _ in _batches(windows, part, members):
         x, last, _ = windows.gather(rows)
         pieces.append(net(x, last).double().cpu().numpy())
     whole = np.concatenate(pieces, axis=1)  # (M, W, H, K)
+    axes = (-1, 1) if windows.task.quantiles else (-1,)
     return [
-        rows[: len(windows.origins[part][m])] * windows.scalers[m].target_scale
+        rows[: len(windows.origins[part][m])] * windows.scalers[m].target_scale.reshape(axes)
         for m, rows in zip(members, whole, strict=True)
     ]
+
+
+def median(forecast: np.ndarray, task: Task) -> np.ndarray:
+    """Return the one number of each forecast: (..., K), of quantiles (..., K, Q) the middle one."""
+    return forecast[..., task.quantiles.index(0.5)] if task.quantiles else forecast
 
 
 def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:

@@ -225,3 +225,35 @@ def coverage_figure(results: Sequence[Mapping]) -> Picture:
     drawn = "adaptive conformal intervals, calibrated on validation; a pale line a model"
     figure.head(title, drawn, is_synthetic(results))
     return figure
+
+
+@look()
+def calibration_figure(results: Sequence[Mapping]) -> Picture:
+    """Draw the share of truths below each quantile against its level, a panel a head, persistence's beside."""
+    by_head: dict[str, list[Mapping]] = {}
+    for line in results:
+        for head, told in line.get("quantiles", {}).items():
+            by_head.setdefault(head, []).append(told)
+    figure = Picture(WIDTH, 480)
+    share = (WIDTH - 24) / max(1, len(by_head))
+    for i, (head, group) in enumerate(by_head.items()):
+        axes = figure.add_axes(figure.box(24 + i * share + 40, 108, min(share - 140, 320), 320))
+        levels = 100 * np.array(group[0]["levels"])
+        axes.plot([0, 100], [0, 100], color=FAINT, lw=0.8)
+        for told in group:
+            axes.plot(levels, 100 * np.array(told["below"]), color=PALE_BLUE, lw=0.8, alpha=0.6)
+        mean, naive = (100 * np.mean([told[n] for told in group], axis=0) for n in ("below", "below_persistence"))
+        axes.plot(levels, naive, color=ORANGE, lw=1.2, ls=DASHES)
+        axes.plot(levels, mean, "o-", color=BLUE, lw=2, ms=4)
+        axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="level of the quantile, %")
+        name_ends(axes, [(mean[-1], "models", BLUE), (naive[-1], "persistence", ORANGE)], share=0.25)
+        axes.set_title(f"{head}: truths below, %", size=9, color=MUTED, pad=6)
+        axes.grid()
+    count = sum(map(len, by_head.values()))
+    title = "No model of this run forecasts quantiles"
+    if count:
+        off = max(np.abs(np.array(t["below"]) - t["levels"]).max() for group in by_head.values() for t in group)
+        title = f"The quantiles of {counted(count, 'forecast')} are off their level by {100 * off:.0f} points at most"
+    drawn = "on the test split; a pale line a model, dashed persistence between adaptive conformal intervals"
+    figure.head(title, drawn, is_synthetic(results))
+    return figure

@@ -76,6 +76,8 @@ class Windows:
         shares = torch.tensor(task.target_weights, dtype=dtype, device=self.device)
         self.target_weights = shares / shares.sum()  # (K,) of each target in the loss
         self.loss = own.find(task.loss, "a loss") if own.is_own(task.loss) else task.loss
+        if task.quantiles:
+            self.loss = torch.tensor(task.quantiles, dtype=dtype, device=self.device)
         self.back = torch.arange(1 - task.context, 1, device=self.device)
         self.ahead = torch.arange(1, task.horizon + 1, device=self.device)
 
