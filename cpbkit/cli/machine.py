@@ -1,7 +1,9 @@
 """The machine: what it is, where the time of a step goes, and how fast the kit is on it."""
 
+import contextlib
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -59,7 +61,8 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
     elif script:
         from cpbkit.gpu_check.script import run_script
 
-        watched, ended = run_script(script, arguments, live=not as_json)
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            watched, ended = run_script(script, arguments, live=not as_json)
         if ended:
             click.echo(ended, err=True)
         show(watched.to_dict() | {"ended": ended}, as_json, watched.report)

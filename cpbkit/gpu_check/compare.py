@@ -9,10 +9,9 @@ NEEDED = ("verdict", "steps a second", "shares", "lines")
 
 
 def load_report(path: str) -> dict:
-    """Read what `cpbkit doctor --json SCRIPT` printed; a script's own output may stand before it."""
-    text = Path(path).read_text(encoding="utf-8")
+    """Read what `cpbkit doctor --json SCRIPT` printed."""
     try:
-        report = json.loads(text[max(text.find("{\n"), 0) :])
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise CpbkitError(f"a report is what `cpbkit doctor --json train.py` prints; {path} is none: {error}") from None
     missing = [name for name in NEEDED if not isinstance(report, dict) or name not in report]

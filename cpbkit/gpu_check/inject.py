@@ -48,11 +48,10 @@ def inject(path: Path) -> dict:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST)
         except subprocess.TimeoutExpired:
             return row | {"note": f"not diagnosed within {LONGEST} s"}
-    said = done.stdout[done.stdout.find("{\n") :]  # after what the loop itself prints
-    if done.returncode or not said:
+    if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         return row | {"note": f"not diagnosed: {last}"}
-    found = json.loads(said)
+    found = json.loads(done.stdout)
     here = [i for i, line in enumerate(lines, 1) if line.rstrip().endswith("# here")]
     named = any(re.search(rf"{re.escape(path.name)}:{i}\b", found["text"]) for i in here) if here else None
     return row | {"found": found["verdict"], "named": named, "text": found["text"]}
