@@ -82,8 +82,8 @@ class World:
     def judge(self, folder: Path) -> str:
         """Say what is wrong with a run that was swept to its end; nothing where all is right."""
         results = RunFolder(folder).results()
-        if sorted(line["series"] for line in results) != sorted(TINY.series):
-            return f"the ledger has {[line['series'] for line in results]}"
+        if sorted(line.series for line in results) != sorted(TINY.series):
+            return f"the ledger has {[line.series for line in results]}"
         lines, models = self.outcome(folder)
         for name, line in self.lines.items():
             if lines[name] != line:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -19,12 +20,13 @@ from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
-from cpbkit.errors import DataError, RunError, check_name
+from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.leakage import audit, check_overfit
 from cpbkit.evaluation.pooled import gather, pool
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
     headline,
@@ -63,7 +65,7 @@ class Run:
         return self._folder.experiment
 
     @property
-    def results(self) -> list[dict]:
+    def results(self) -> list[ResultLine]:
         """The lines of its ledger, one for each finished series."""
         return self._folder.results()
 
@@ -76,7 +78,7 @@ class Run:
         return f"Run({str(self.folder)!r}): {self.experiment.preset}, {len(self.results)} of {len(self.series)} done"
 
     def __iter__(self) -> Iterator[str]:
-        return iter(line["series"] for line in self.results if line["status"] == "done")
+        return iter(line.series for line in self.results if line.status == "done")
 
     def __getitem__(self, series: str) -> TrainedModel:
         """Return the trained model of a series. Errors: UnknownName, RunError where it has none."""
@@ -93,10 +95,10 @@ class Run:
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
         if not self.results:
             raise RunError(f"{self.folder} has no finished series yet, of {len(self.series)}")
-        by_head = judgements(line for line in self.results if line["status"] == "done")
-        lost = len(self.results) - sum(line["status"] == "done" for line in self.results)
+        by_head = judgements(line for line in self.results if line.status == "done")
+        lost = len(self.results) - sum(line.status == "done" for line in self.results)
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
-        losses, _ = gather([line["series"] for line in self.results if line["test"]], self._folder.losses)
+        losses, _ = gather([line.series for line in self.results if line.test], self._folder.losses)
         lines += [f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()]
         lines += say_quantiles(self.results).values()
         return Verdicts(verdict_table(by_head), tuple(lines), self.results)
@@ -126,7 +128,10 @@ class Run:
         symbol, interval = split_name(name)
         listed = (name,) if self.experiment.data.series else ()  # own bars name each series
         one = vary(self.experiment, symbols=(symbol,), intervals=(interval,), series=listed, **given)
-        return Retraining(name, one, load_klines(one)[name])
+        klines = load_klines(one)[name]
+        if not isinstance(klines, Klines):
+            raise RunError(f"{name} is a network trace; what is trained again under suspicion must be bars")
+        return Retraining(name, one, klines)
 
     def publish(self, repo: str, public: bool = False, dry_run: str | os.PathLike | None = None):
         """Publish the models with what may be said of them as a repository of the Hub, private unless `public`.
@@ -182,7 +187,7 @@ class Verdicts:
 
     table: pd.DataFrame
     headlines: tuple[str, ...]  # one for each head
-    results: list[dict] = field(default_factory=list)  # the ledger that they were read from
+    results: list[ResultLine] = field(default_factory=list)  # the ledger that they were read from
 
     @property
     def best(self) -> str:
@@ -314,7 +319,9 @@ def sweep(
     `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
-    place = {name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given}
+    place: dict[str, Any] = {
+        name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given
+    }
     experiment, own, bars = _settle(preset, data, given)
     folder = Path(folder or Path(runs) / name_run(experiment, own))
     if not quiet:
@@ -350,15 +357,13 @@ def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HOR
     """
     experiment, _, bars = _settle("quick", data, given)
     klines = (bars or load_klines)(experiment, lambda stage: None)
-    if not all(isinstance(one, Klines) for one in klines.values()):
-        raise DataError("a map takes bars, with open, high, low, close and volume; these are tables of other columns")
     return Map(forecastable(klines, horizons), any(one.passport.synthetic for one in klines.values()))
 
 
 def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):
     """Return the experiment that is meant, the data that were given, and what gets its bars where none are fetched."""
-    own = {}
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    own: dict[str, Klines | Series] = {}
+    settings: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in given.items()}
     if "search" in settings:
         settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
     if "files" in settings:
@@ -370,7 +375,7 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
         own = {name: from_table(name, table, *columns) for name, table in data.items()}
     elif data is not None:
         days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
-        own = from_frames(data, **days)
+        own = {**from_frames(data, **days)}
         pairs = [split_name(name) for name in own]
         settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
         settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(own)}

@@ -32,11 +32,14 @@ class UnknownName(CpbkitError, ValueError):
     """A name that is not in a closed set."""
 
 
+TERMINATED = 143  # exit code after a SIGTERM, as in a shell
+
+
 class Terminated(SystemExit):
-    """SIGTERM, which batch systems and containers send some seconds before they kill. Exit code 143, as in a shell."""
+    """SIGTERM, which batch systems and containers send some seconds before they kill."""
 
     def __init__(self):
-        super().__init__(143)
+        super().__init__(TERMINATED)
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> str:

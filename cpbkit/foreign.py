@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from cpbkit.errors import CpbkitError
 
@@ -63,7 +63,7 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
-def parse(text: bytes | str, form: object = object, limit: int = SIZE):
+def parse(text: bytes | str, form: Any = object, limit: int = SIZE) -> Any:
     """Read JSON of a known form, see `check`. Errors: Damaged with the reason in one line."""
     if len(text) > limit:
         raise Damaged(f"it has more than {limit:,} bytes")
@@ -93,7 +93,7 @@ def _measure(value: object) -> None:
         level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
 
 
-def check(value: object, form: object, what: str = "it") -> None:
+def check(value: Any, form: Any, what: str = "it") -> None:
     """Raise Damaged unless a value has a form.
 
     A form is a type (float admits whole numbers, object everything), [form] for a list of them, (form, form) for one of

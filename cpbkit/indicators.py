@@ -9,6 +9,7 @@ did not move stands at its middle; a constant has no deviation; a share of no vo
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,10 +48,11 @@ class Bars:
     def __getitem__(self, column: str) -> np.ndarray:
         return self.columns[column]
 
-    def get(self, function: Callable, **arguments) -> np.ndarray:
+    def get(self, function: Callable[..., Any], **arguments) -> np.ndarray:
         """Return `function(bars, **arguments)`, computed at the first call."""
         if isinstance(function, partial):
-            function, arguments = function.func, function.keywords
+            arguments = function.keywords
+            function = function.func
         key = function, *arguments.items()
         if key not in self.results:
             self.results[key] = function(self, **arguments)
@@ -63,7 +65,7 @@ def feature(function: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataF
     The number at a row may use rows up to it and none after; `cpbkit audit` runs the function again on bars whose
     future is garbage to see that. In an experiment it is named by its file, `mine.py:name`.
     """
-    function.is_feature = True
+    setattr(function, "is_feature", True)  # noqa: B010  # no type of a function has it
     return function
 
 
@@ -88,7 +90,8 @@ def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing and for
     what an own feature returned, CpbkitError for one that cannot be found.
     """
-    names, needed = list(names), {}
+    names = list(names)
+    needed: dict[str, str] = {}  # column -> the first indicator that needs it
     for name in names:
         if own.is_own(name):
             continue
@@ -472,7 +475,7 @@ PRICE, DIFFERENCE, SHARE = "price", "price difference", "share of price"
 RETURN, PER_BAR, PERCENT, SIGNED, CLOCK = "log return", "log return a bar", "0..100", "-1..1", "-1..1"
 
 # Function, inputs, description, unit.
-_TABLE = {
+_TABLE: dict[str, tuple[Callable[..., np.ndarray], tuple[str, ...], str, str]] = {
     **{
         f"{c}_return": (
             partial(log_return, column=c),

@@ -76,8 +76,8 @@ def test_many_series_are_forecast_as_each_alone(run, bars):
 
 def test_the_interval_lies_around_the_forecast_and_says_what_it_held(run, bars):
     found = run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"], now=LATER)
-    line = next(line for line in run.results if line["series"] == "BTCUSDT_1h")
-    held = line["intervals"]["price"]
+    line = next(line for line in run.results if line.series == "BTCUSDT_1h")
+    held = line.prediction_intervals["price"]
     assert (found.nominal, found.coverage) == (0.9, held["coverage"])
     half = np.array(held["half_width"])  # (H, K)
     for k, target in enumerate(("close", "high")):
@@ -211,7 +211,7 @@ def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
     settings = {"context": 12, "horizon": 2, "width": 8, "epochs": 6, "executor": "local", "quiet": True}
     run = cpb.sweep("quick", data={"grid": table}, folder=tmp_path / "run", **settings)
     found = run.verdicts().to_frame().set_index("head")
-    judged = run.results[0]["test"]
+    judged = run.results[0].test
     assert set(found.index) == set(judged) == {"load", "walk"}
     assert judged["load"]["rmse"] < 0.9 * judged["load"]["baselines"]["persistence"]
     assert judged["walk"]["rmse"] > 0.95 * judged["walk"]["baselines"]["persistence"]

@@ -201,14 +201,14 @@ def test_a_sweep_trains_on_a_persons_traces_with_everything_the_preset_says(tmp_
     told = CliRunner().invoke(cli, ["sweep", "--preset", "bandwidth", *where, *small])
     assert told.exit_code == 0, told.output
     run = RunFolder(tmp_path / "run")
-    assert sorted(line["series"] for line in run.results()) == ["home_200ms", "train_200ms"]
+    assert sorted(line.series for line in run.results()) == ["home_200ms", "train_200ms"]
     task = run.experiment.task
     assert dataclasses.replace(TASK) == task and task.ranges and task.weights and len(task.repeats) == 4
     for line in run.results():
-        assert not line["synthetic"] and line["passport"]["market"] == "network"
-        assert line["test"]["bandwidth"]["level_mae"] > 1e3  # bit/s
-        model = open_run(tmp_path / "run")[line["series"]]
-        told = model.forecast(tmp_path / "mine" / f"{line['series'].partition('_')[0]}.csv")
+        assert not line.synthetic and line.passport["market"] == "network"
+        assert line.test["bandwidth"]["level_mae"] > 1e3  # bit/s
+        model = open_run(tmp_path / "run")[line.series]
+        told = model.forecast(tmp_path / "mine" / f"{line.series.partition('_')[0]}.csv")
         assert told.frame["bandwidth"].between(1e4, 1e8).all()
         assert {check.check for check in check_results([line])} >= {"target scale", "first loss", "gradient"}
 
@@ -236,10 +236,10 @@ def run(target_scale, epochs):
 @pytest.mark.slow
 def test_with_scaled_targets_it_learns_and_without_it_cannot():
     line, raw = run("persistence", 4), run("none", 1)
-    judged, stuck = (each["test"]["bandwidth"] for each in (line, raw))
+    judged, stuck = (each.test["bandwidth"] for each in (line, raw))
     assert judged["unit"] == "" and judged["level_mae"] > 1e4  # bit/s
     assert judged["r2"] > 0.5 and judged["r2"] > judged["r2_persistence"] + 0.05
-    assert raw["persistence"]["train"] > 1e10  # as S4 saw it
+    assert raw.persistence["train"] > 1e10  # as S4 saw it
     assert stuck["r2"] == pytest.approx(stuck["r2_persistence"], abs=0.01)
 
 

@@ -434,18 +434,18 @@ def test_a_verdict_row_holds_its_models_numbers(judged, monkeypatch):
     rows = {row.split()[0]: row.strip() for row in shown if row.strip().partition(" ")[0] in EXPERIMENT.series}
     assert len(rows) == 40 and shown.index(next(row for row in shown if "BEATS" in row)) == 1, "the best come first"
     for line in lines:
-        if line["status"] != "done":
-            assert rows[line["series"]] == f"{line['series']} {line['status']}: {line['reason']}"
+        if line.status != "done":
+            assert rows[line.series] == f"{line.series} {line.status}: {line.reason}"
             continue
-        j = line["test"]["price"]
+        j = line.test["price"]
         skill, low, high = (f"{100 * j[name]:+.2f}" for name in ("skill", "skill_low", "skill_high"))
-        row = rows[line["series"]]
+        row = rows[line.series]
         assert f"{skill}  [{low}, {high}]" in row and row.split()[row.split().index(f"{high}]") + 1] == "persistence"
         assert f" {100 * j['persistence_skill']:+.2f} " in row and f"{j['rmse']:.4g} bp" in row
         assert row.split()[-6:-4] == ["+0.020", "0.3"] and f" {100 * j['direction']:.1f} " in row
     for explained in ("p: of the difference", "persistence %: skill against", "IC: rank", "fee bp: at which"):
         assert sum(row.startswith(explained) for row in shown) == 1
-    best = max((line for line in lines if line["test"]), key=lambda line: line["test"]["price"]["skill"])["series"]
+    best = max((line for line in lines if line.test), key=lambda line: line.test["price"]["skill"]).series
     assert sum("information coefficient +0.020" in row for row in shown) == 1
     assert any(row.startswith(f"{best}: information coefficient +0.020") for row in shown)
     assert "3 of 40 beat the best naive forecast of the price; 34 tie; 1 loses; 2 could not be judged" in shown

@@ -10,7 +10,8 @@ from test_report import Page
 
 from cpbkit.config.experiment import Task, vary
 from cpbkit.config.presets import PRESETS
-from cpbkit.evaluation.conformal import LEAST, POINTS, conformal_intervals, judge_intervals
+from cpbkit.evaluation.conformal import LEAST, POINTS, conformal_intervals, judge_prediction_intervals
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.runs.sweep import sweep
 from cpbkit.views.report import write_report
 from cpbkit.views.verdict import coverage_figure
@@ -88,7 +89,7 @@ def known(share, rows=5000, seed=0):
 
 def test_what_intervals_held_is_told_in_basis_points_beside_persistence():
     series, splits, forecasts = known(0.5)
-    told = judge_intervals(series, splits, 8, *forecasts)[0]["price"]
+    told = judge_prediction_intervals(series, splits, 8, *forecasts)[0]["price"]
     validation, test = (1e4 * series.truth(origins, 3) for origins in (splits.validation, splits.test))
     own = conformal_intervals(0.5 * validation, 0.5 * test)
     assert told["unit"] == "bp" and told["nominal"] == 0.9
@@ -107,7 +108,7 @@ def test_what_intervals_held_is_told_in_basis_points_beside_persistence():
 def test_wild_windows_follow_wild_bars():
     """Intervals that adapt over days lag behind a wild spell of hours, and the ledger says so."""
     series, splits, forecasts = known(0.0)
-    told = judge_intervals(series, splits, 8, *forecasts)[0]["price"]
+    told = judge_prediction_intervals(series, splits, 8, *forecasts)[0]["price"]
     inside = conformal_intervals(*(series.truth(origins, 3) for origins in (splits.validation, splits.test))).inside
     before = [np.abs(np.diff(series.levels[t - 7 : t + 1, 0])).mean() for t in splits.test]
     assert told["coverage_wild"] == pytest.approx(inside[before >= np.quantile(before, 0.9)].mean())
@@ -116,7 +117,9 @@ def test_wild_windows_follow_wild_bars():
 
 def test_coverage_over_time_is_short_dated_and_json():
     series, splits, forecasts = known(0.5)
-    told = json.loads(json.dumps(judge_intervals(series, splits, 8, *forecasts)[0], allow_nan=False))["price"]
+    told = json.loads(json.dumps(judge_prediction_intervals(series, splits, 8, *forecasts)[0], allow_nan=False))[
+        "price"
+    ]
     assert len(json.dumps(told)) < 2500
     assert len(told["dates"]) == len(told["over_time"]) == len(splits.test) // LEAST < POINTS
     assert told["dates"] == sorted(told["dates"])
@@ -126,14 +129,14 @@ def test_coverage_over_time_is_short_dated_and_json():
 
 def test_a_long_test_split_has_no_more_points():
     series, splits, forecasts = known(0.5, rows=9000)
-    assert len(judge_intervals(series, splits, 8, *forecasts)[0]["price"]["over_time"]) == POINTS
+    assert len(judge_prediction_intervals(series, splits, 8, *forecasts)[0]["price"]["over_time"]) == POINTS
 
 
 def test_the_figure_draws_coverage_of_each_model():
     series, splits, forecasts = known(0.5)
-    told, _ = judge_intervals(series, splits, 8, *forecasts)
-    lines = [{"series": name, "synthetic": True, "test": {}, "intervals": told} for name in ("A_1h", "B_1h")]
-    figure = coverage_figure([*lines, {"series": "C_1h", "status": "failed", "synthetic": True, "test": {}}])
+    told, _ = judge_prediction_intervals(series, splits, 8, *forecasts)
+    lines = [ResultLine(name, "done", synthetic=True, prediction_intervals=told) for name in ("A_1h", "B_1h")]
+    figure = coverage_figure([*lines, ResultLine("C_1h", "failed", synthetic=True)])
     (axes,) = figure.axes
     drawn = [line for line in axes.lines if len(line.get_xdata()) > 2]
     assert len(drawn) == 3  # two models, and their mean
@@ -147,7 +150,7 @@ def test_a_sweep_keeps_what_its_intervals_held_and_the_report_shows_it(tmp_path)
     bars = {"source": "synthetic", "symbols": ("BTCUSDT",), "intervals": ("1h",), "start": "2025-01-01"}
     experiment = vary(PRESETS["quick"], **bars, end="2025-01-31", epochs=1, steps=4)
     (line,) = sweep(experiment, tmp_path / "run", executor="local")
-    told = line["intervals"]["price"]
+    told = line.prediction_intervals["price"]
     assert told["coverage"] == pytest.approx(0.9, abs=0.08) and len(told["over_time"]) <= POINTS
     assert 0 < told["crps"] < told["score"] and told["width"] > 0
     page = Page(write_report(tmp_path / "run"))

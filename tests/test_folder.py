@@ -11,6 +11,8 @@ from cpbkit import atomic
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import RunError
+from cpbkit.evaluation.results import ResultLine
+from cpbkit.foreign import Damaged
 from cpbkit.runs.folder import LEDGER, OUT_OF_TIME, RunFolder, tell_stopped
 
 QUICK = PRESETS["quick"]
@@ -18,7 +20,7 @@ PLAN = {"units": [["BTCUSDT_15m"]], "steps": 77, "epochs": 5, "patience": 2, "st
 
 
 def line(series, **more):
-    return {"series": series, "status": "done", "test": {}, **more}
+    return ResultLine(series, **{"status": "done"} | more)
 
 
 def test_a_result_is_kept_with_its_model_and_read_back(tmp_path):
@@ -74,7 +76,7 @@ def test_half_a_line_at_the_end_of_the_ledger_is_dropped(tmp_path):
     assert RunFolder(tmp_path).results() == [line("A")]
     with RunFolder(tmp_path).writing(QUICK) as run:
         run.finish(line("C"), None)
-    assert [line["series"] for line in RunFolder(tmp_path).results()] == ["A", "C"]
+    assert [line.series for line in RunFolder(tmp_path).results()] == ["A", "C"]
 
 
 def test_files_that_a_kill_left_without_a_name_are_dropped(tmp_path):
@@ -103,12 +105,12 @@ def test_a_damaged_line_of_the_ledger_is_named_and_set_aside_and_the_others_coun
     bad += [
         second.replace(b"{}", b"7"),
         second.replace(b'"B"', b"7"),
-        second.replace(b"}}", b'},"epochs":' + b"9" * 400 + b"}"),
+        second.replace(b'"epochs":0', b'"epochs":' + b"9" * 400),
     ]
     for damaged in bad:
         (tmp_path / LEDGER).write_bytes(first + damaged + third)
         caplog.clear()
-        assert [one["series"] for one in RunFolder(tmp_path).results()] == ["A", "C"]
+        assert [one.series for one in RunFolder(tmp_path).results()] == ["A", "C"]
         (said,) = caplog.messages
         assert f"{LEDGER}, line 2, counts as lost: " in said and "\n" not in said and len(said) < 300
         assert (tmp_path / LEDGER).read_bytes() == first + damaged + third, "reading changes nothing"
@@ -251,8 +253,17 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
 
 
 def test_what_a_budget_stopped_is_told():
-    line = {"series": "A", "reason": "all 12 epochs"}
+    line = ResultLine("A", "done", "all 12 epochs")
     assert tell_stopped([line]) == ""
-    assert tell_stopped([line, {"series": "B", "reason": OUT_OF_TIME}]).startswith(
-        "1 of 2 stopped when the time was up"
+    assert tell_stopped([line, ResultLine("B", "done", OUT_OF_TIME)]).startswith("1 of 2 stopped when the time was up")
+
+
+def test_a_ledger_of_any_version_is_read():
+    old = b'{"series":"A","status":"done","test":{"price":{}},"intervals":{"price":{"coverage":0.9}},"new":[1]}'
+    assert ResultLine.from_json(old) == ResultLine(
+        "A", "done", test={"price": {}}, prediction_intervals={"price": {"coverage": 0.9}}
     )
+    assert ResultLine.from_json(b'{"series":"A","status":"failed","reason":"why"}') == ResultLine("A", "failed", "why")
+    for damaged in (b'{"series":"A"}', b'{"series":"A","status":"done","curve":[1]}'):
+        with pytest.raises(Damaged):
+            ResultLine.from_json(damaged)

@@ -27,11 +27,11 @@ SERIES = walk("AUSDT_15m", 900, phi=0.5), walk("BUSDT_15m", 700, gap_at=300)
 
 def results(experiment, series=SERIES, checkpoint=None):
     unit = Unit("all", experiment, tuple(series), checkpoint=checkpoint)
-    return {message.line["series"]: message for message in work(unit) if isinstance(message, Result)}
+    return {message.line.series: message for message in work(unit) if isinstance(message, Result)}
 
 
 def untimed(found):
-    return {name: {k: v for k, v in one.line.items() if k != "seconds"} for name, one in found.items()}
+    return {name: dataclasses.replace(one.line, seconds=0.0) for name, one in found.items()}
 
 
 def test_folds_of_a_stack_are_refits_alone():
@@ -42,13 +42,13 @@ def test_folds_of_a_stack_are_refits_alone():
         alone = judge_folds(series, parts, refit(vary(QUICK, epochs=3)))["price"]
         message = found[series.name]
         together = judgements([message.line])["price"][series.name]
-        assert together.windows == alone.windows == message.line["windows"]["test"]
+        assert together.windows == alone.windows == message.line.windows["test"]
         assert together.rmse == pytest.approx(alone.rmse, rel=1e-4)
         assert together.best_baseline == alone.best_baseline
         times = from_bytes(message.losses)["price"].times
         assert len(times) == together.windows and (np.diff(times) > 0).all()
-        spans = message.line["folds"]
-        assert len(spans) == 3 and message.line["dates"]["test"] == [spans[0]["test"][0], spans[2]["test"][1]]
+        spans = message.line.folds
+        assert len(spans) == 3 and message.line.dates["test"] == [spans[0]["test"][0], spans[2]["test"][1]]
         for before, after in itertools.pairwise(spans):
             assert before["train"][0] == after["train"][0]
             assert before["test"][1] < after["test"][0] and before["train"][1] < after["train"][1]
@@ -61,8 +61,8 @@ def test_the_model_that_is_kept_is_that_of_the_newest_bars():
         for key, tensor in newest.items():
             np.testing.assert_allclose(several[key], tensor, atol=1e-5)
         assert about["series"] == name
-        assert once[name].line["dates"]["train"] == thrice[name].line["dates"]["train"]
-        assert "folds" not in once[name].line
+        assert once[name].line.dates["train"] == thrice[name].line.dates["train"]
+        assert not once[name].line.folds
 
 
 def test_folds_that_ended_wait_in_the_checkpoint_for_the_others(monkeypatch):
@@ -75,7 +75,7 @@ def test_folds_that_ended_wait_in_the_checkpoint_for_the_others(monkeypatch):
     middle = saved[len(saved) // 2]
     resumed = untimed(results(experiment, checkpoint=middle))
     assert resumed and resumed.items() <= untimed(whole).items()
-    assert untimed({m.line["series"]: m for m in messages if isinstance(m, Result)}) == untimed(whole)
+    assert untimed({m.line.series: m for m in messages if isinstance(m, Result)}) == untimed(whole)
 
 
 def test_a_fold_too_many_is_refused_before_anything_is_fetched():
@@ -129,8 +129,8 @@ def test_one_model_sees_the_windows_of_all_series_and_is_planned_as_one_stack():
     assert plan.reason.startswith("one model for all 2 series")
     found = untimed(results(vary(QUICK, pooled=True, folds=2)))
     a, b = found["AUSDT_15m"], found["BUSDT_15m"]
-    assert a["curve"] == b["curve"] and a["persistence"] == b["persistence"] and a["test"] != b["test"]
-    assert len(a["folds"]) == 2
+    assert a.curve == b.curve and a.persistence == b.persistence and a.test != b.test
+    assert len(a.folds) == 2
 
 
 def test_a_person_asks_for_folds_and_for_one_model(tmp_path):
@@ -140,4 +140,4 @@ def test_a_person_asks_for_folds_and_for_one_model(tmp_path):
     assert len(run.verdicts().table) == 2
     assert set(run.forecast()) == {"BTCUSDT_1h", "ETHUSDT_1h"}
     assert run.experiment.training.folds == 2 and run.experiment.training.pooled
-    assert all(len(line["folds"]) == 2 for line in run.results)
+    assert all(len(line.folds) == 2 for line in run.results)

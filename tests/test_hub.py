@@ -80,7 +80,7 @@ def test_what_is_published_says_what_may_be_said_and_holds_no_bars_or_paths(run,
         ".jsonl",
         ".safetensors",
     }
-    assert "curve" not in json.loads((out / "results.jsonl").read_text().splitlines()[0])
+    assert not json.loads((out / "results.jsonl").read_text().splitlines()[0])["curve"]
     with pytest.raises(HubError, match="must be a new or an empty folder"):
         write_repository(run.folder, "me/forty", out)
 

@@ -311,11 +311,11 @@ def test_the_view_fits_the_place(monkeypatch):
 
 def test_browsing_shows_the_model_that_is_chosen():
     results = made_up_results()[:3]
-    menu, image = browse(results, series=results[1]["series"]).children
-    assert [name for _, name in menu.options] == [line["series"] for line in results]
+    menu, image = browse(results, series=results[1].series).children
+    assert [name for _, name in menu.options] == [line.series for line in results]
     assert image.value == loss_figure(results[1]).png()
-    menu.value = results[2]["series"]
+    menu.value = results[2].series
     assert image.value == loss_figure(results[2]).png()
-    assert browse(results).children[0].value == results[0]["series"]
+    assert browse(results).children[0].value == results[0].series
     with pytest.raises(UnknownName, match="series must be a known name; got 'BTC'"):
         browse(results, "BTC")

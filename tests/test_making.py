@@ -198,6 +198,6 @@ def test_a_sweep_takes_a_file_of_features_and_keeps_it(file, tmp_path):
     quick = vary(quick, start="2025-01-01", end="2025-01-20", epochs=1, steps=2, context=8, horizon=2)
     experiment = vary(quick, features=(*quick.task.features, *indicators.features_in(file(source))))
     (line,) = sweep(experiment, tmp_path / "run", executor="local")
-    assert line["status"] == "done" and experiment.own_parts == ("mine.py:mean", "mine.py:weighted")
+    assert line.status == "done" and experiment.own_parts == ("mine.py:mean", "mine.py:weighted")
     assert (tmp_path / "run" / "own" / "mine.py").read_text() == textwrap.dedent(source)
     assert (tmp_path / "run" / "losses" / "BTCUSDT_1h.npz").exists()

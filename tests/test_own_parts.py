@@ -67,7 +67,7 @@ def test_parts_that_are_not_there_say_where_they_were_looked_for(here, name):
 
 def test_a_run_with_own_network_and_loss_trains_and_is_used_by_consent(here, bars):
     run = cpb.sweep("quick", data=bars, name="parts_here:Net", loss="parts_here.py:huber", folder="run", **SMALL)
-    assert run.results[0]["status"] == "done"
+    assert run.results[0].status == "done"
     given = bars["BTCUSDT_1h"]
     first = run["BTCUSDT_1h"].forecast(given)
     with pytest.raises(CpbkitError, match=r"asks for code on this machine: parts_here\.py:huber, parts_here:Net"):
@@ -143,7 +143,7 @@ def test_the_page_on_own_parts_holds_what_works(here, bars):
     (here / "mine.json").write_text(preset)
     parts = {"features": ("close_return", "mine.py:distance"), "name": "mine.py:Net", "loss": "mine.py:huber"}
     run = cpb.sweep("mine.json", data=bars, folder="run", **(SMALL | parts))
-    assert run.results[0]["status"] == "done" and run.experiment.preset == "mine"
+    assert run.results[0].status == "done" and run.experiment.preset == "mine"
     options = set(re.findall(r"`(?:cpbkit sweep )?(--[\w-]+)", text))
     shown = (
         CliRunner().invoke(cpbkit, ["sweep", "--help"]).output

@@ -4,13 +4,14 @@ import pytest
 
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Progress
 
 
 def word(unit, seconds, **shares):
     return Progress(
-        unit, "training", {name: {"share": share} for name, share in shares.items()}, 10, {"epochs": seconds}
+        unit, "training", {name: Running({}, {}, share) for name, share in shares.items()}, 10, {"epochs": seconds}
     )
 
 
@@ -41,14 +42,14 @@ def test_models_that_stopped_early_shorten_what_is_expected_of_the_others():
 @pytest.mark.parametrize("patience, lines, bound", [(5, [], True), (5, [3], False), (10, [], False)])
 def test_the_time_left_is_a_bound_until_a_model_has_shown_how_far_it_goes(patience, lines, bound):
     state = State(vary(PRESETS["quick"], intervals=("1h",)), 20, pace=Pace(epochs=10, patience=patience))
-    state.add({"series": "SOLUSDT_1h", "status": "failed"})
+    state.add(ResultLine("SOLUSDT_1h", "failed"))
     for epochs in lines:
-        state.add({"series": "BTCUSDT_1h", "status": "done", "epochs": epochs})
+        state.add(ResultLine("BTCUSDT_1h", "done", epochs=epochs))
     assert state.at_most is bound
 
 
 def test_a_series_that_is_through_and_trained_once_more_counts_once():
     state = State(vary(PRESETS["quick"], symbols=("BTC", "ETH"), intervals=("1h",)), 2)
-    state.add({"series": "BTCUSDT_1h", "status": "done", "epochs": 3})
+    state.add(ResultLine("BTCUSDT_1h", "done", epochs=3))
     state.hear(word("one", 5.0, BTCUSDT_1h=0.5, ETHUSDT_1h=0.5))
     assert state.share == 0.75 and list(state.running) == ["ETHUSDT_1h"]

@@ -5,6 +5,7 @@ import html.parser
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 from test_views import EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
@@ -38,7 +39,7 @@ def page(path):
 def write_run(folder, results, experiment=EXPERIMENT, monitor=True):
     folder.mkdir()
     (folder / "experiment.json").write_text(to_json(experiment))
-    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
+    (folder / "results.jsonl").write_text("".join(f"{line.to_json()}\n" for line in results))
     if monitor:
         made_up_monitor(gpu=True).to_parquet(folder / "monitor.parquet")
         (folder / "clock.json").write_text(json.dumps({"bars": 25.0, "training": 75.0, "worker: epochs": 140.0}))
@@ -149,9 +150,9 @@ def test_coverage_stands_under_its_own_name(tmp_path):
     told |= {"score": 91.0, "score_persistence": 92.0, "crps": 11.0, "crps_persistence": 12.0, "nominal": 0.9}
     told |= {"dates": ["2023-06-12T17:00", "2023-06-30T23:45"], "over_time": [0.9, 0.92]}
     results = made_up_results(stop=1)
-    results[0]["intervals"] = {"price": told}
+    results[0].prediction_intervals["price"] = told
     ((name, head, *numbers),) = Page(write_report(write_run(tmp_path / "run", results))).table("series", "head")
-    assert (name, head) == (label(results[0]["series"]), "price")
+    assert (name, head) == (label(results[0].series), "price")
     assert numbers == ["91.2", "70.1", "88.8", "80.00 bp", "91.00", "92.00", "11.00", "12.00"]
 
 
@@ -251,11 +252,11 @@ def test_of_many_series_the_best_and_the_worst_get_a_part(tmp_path, monkeypatch)
 
 
 def test_ten_thousand_series_fit_into_a_page(tmp_path):
-    lines, sizes = [line for line in made_up_results() if line["status"] == "done"], []
+    lines, sizes = [line for line in made_up_results() if line.status == "done"], []
     for count in (300, 600):
         names = [f"COIN{k:05d}USDT_1h" for k in range(count)]
         symbols = tuple(name.removesuffix("_1h") for name in names)
-        many = [lines[k % len(lines)] | {"series": name} for k, name in enumerate(names)]
+        many = [replace(lines[k % len(lines)], series=name) for k, name in enumerate(names)]
         experiment = vary(EXPERIMENT, symbols=symbols, intervals=("1h",))
         sizes.append(write_report(write_run(tmp_path / str(count), many, experiment, monitor=False)).stat().st_size)
     assert sizes[1] + (10_000 - 600) * (sizes[1] - sizes[0]) / 300 < 8e6

@@ -75,8 +75,8 @@ def test_a_sweep_says_what_was_tried_and_keeps_what_was_chosen(tmp_path):
     experiment = vary(PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-01-31", **small)
     experiment = vary(experiment, search=(("learning_rate", (1e-2, 1e-4)),))
     (line,) = sweep(experiment, tmp_path, executor="local")
-    assert [t["learning_rate"] for t in line["search"]] == [1e-2, 1e-4]
-    best = min(line["search"], key=lambda t: t["validation"])
+    assert [t["learning_rate"] for t in line.search] == [1e-2, 1e-4]
+    best = min(line.search, key=lambda t: t["validation"])
     _, about = checkpoint.load((tmp_path / "models" / "BTCUSDT_1h.safetensors").read_bytes())
     assert about["experiment"]["training"]["learning_rate"] == best["learning_rate"]
     assert RunFolder(tmp_path).experiment == experiment, "the search survives the trip through the file"

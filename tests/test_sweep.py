@@ -19,6 +19,7 @@ from conftest import walk
 from cpbkit.config.experiment import SYMBOLS, to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance, synthetic
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import judgements, verdicts
 from cpbkit.runs import sweep as module
 from cpbkit.runs import worker
@@ -40,14 +41,13 @@ TINY = vary(
     batch=32,
     patience=2,
 )
-BY_TIME = ("seconds",)  # of a line: the clock's, not the model's
 
 
 def lines(folder):
     """The ledger by series, without what the clock wrote."""
     found = RunFolder(folder).results()
-    assert len({line["series"] for line in found}) == len(found), "a series stands in the ledger twice"
-    return {line["series"]: {k: v for k, v in line.items() if k not in BY_TIME} for line in found}
+    assert len({line.series for line in found}) == len(found), "a series stands in the ledger twice"
+    return {line.series: replace(line, seconds=0.0) for line in found}
 
 
 def models(folder):
@@ -75,9 +75,9 @@ def test_a_sweep_leaves_a_whole_run_folder(undisturbed):
     assert found.keys() == set(TINY.series)
     assert {path.stem for path in (undisturbed / "models").iterdir()} == set(TINY.series)
     for line in found.values():
-        assert line["status"] == "done" and line["synthetic"] and line["passport"]["synthetic"]
-        assert len(line["curve"]["train"]) == len(line["curve"]["validation"]) == line["epochs"]
-        assert line["test"]["price"]["windows"] == line["windows"]["test"]
+        assert line.status == "done" and line.synthetic and line.passport["synthetic"]
+        assert len(line.curve["train"]) == len(line.curve["validation"]) == line.epochs
+        assert line.test["price"]["windows"] == line.windows["test"]
     clock = json.loads((undisturbed / "clock.json").read_text())
     assert {"bars", "features", "training"} <= clock.keys()
     assert not list((undisturbed / "progress").glob("*.safetensors")), "checkpoints of finished units stay behind"
@@ -87,7 +87,7 @@ def test_a_sweep_leaves_a_whole_run_folder(undisturbed):
 def test_a_second_run_trains_nothing(undisturbed, monkeypatch):
     monkeypatch.setattr(module, "work", None)
     monkeypatch.setattr(module, "load_klines", None)
-    assert {line["series"] for line in sweep(TINY, undisturbed)} == set(TINY.series)
+    assert {line.series for line in sweep(TINY, undisturbed)} == set(TINY.series)
 
 
 def test_processes_end_with_what_one_process_ends_with(tmp_path):
@@ -150,15 +150,15 @@ def test_a_damaged_or_foreign_checkpoint_begins_anew_and_says_so(monkeypatch):
 def test_a_series_that_ended_on_other_bars_is_kept_and_said(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run")
     first, *_ = found = RunFolder(undisturbed).results()
-    changed = [json.dumps(first | {"data_sha256": "0" * 64}), *map(json.dumps, found[1:-1])]
+    changed = [line.to_json() for line in (replace(first, data_sha256="0" * 64), *found[1:-1])]
     (tmp_path / "run/results.jsonl").write_text("".join(line + "\n" for line in changed))
     said = []
     sweep(TINY, tmp_path / "run", workers=1, on_progress=lambda state: said.append(state.stage))
     monitor = pd.read_parquet(tmp_path / "run/monitor.parquet")
     (note,) = (text for text in monitor["text"] if "other bars" in text)
-    assert note.startswith(first["series"]) and note in said
+    assert note.startswith(first.series) and note in said
     assert lines(tmp_path / "run") == lines(undisturbed) | {
-        first["series"]: lines(undisturbed)[first["series"]] | {"data_sha256": "0" * 64}
+        first.series: replace(lines(undisturbed)[first.series], data_sha256="0" * 64)
     }
 
 
@@ -170,7 +170,7 @@ def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
     honest = worker.forecast
     monkeypatch.setattr(worker, "forecast", lambda *given: [honest(*given)[0] * np.nan])
     (end,) = (m for m in worker.work(unit("A", 400, vary(TINY, steps=9))) if isinstance(m, worker.Result))
-    assert end.line["status"] == "sick" and "not finite" in end.line["reason"] and end.model is None
+    assert end.line.status == "sick" and "not finite" in end.line.reason and end.model is None
 
 
 @pytest.mark.slow
@@ -227,10 +227,10 @@ def test_a_series_that_is_too_short_fails_alone_and_says_why(tmp_path):
         market[TINY.series[1]] = type(short)(short.frame[:60], short.passport)
         return market
 
-    found = {line["series"]: line for line in sweep(TINY, tmp_path, klines=bars, workers=1)}
-    assert found[TINY.series[1]]["status"] == "failed"
-    assert "windows" in found[TINY.series[1]]["reason"]
-    assert [line["status"] for line in found.values()].count("done") == 3
+    found = {line.series: line for line in sweep(TINY, tmp_path, klines=bars, workers=1)}
+    assert found[TINY.series[1]].status == "failed"
+    assert "windows" in found[TINY.series[1]].reason
+    assert [line.status for line in found.values()].count("done") == 3
 
 
 def test_a_series_that_cannot_be_had_now_is_trained_when_it_can(tmp_path, undisturbed):
@@ -244,7 +244,7 @@ def test_a_series_that_cannot_be_had_now_is_trained_when_it_can(tmp_path, undist
     with pytest.raises(binance.Incomplete, match="one could not be had"):
         sweep(TINY, tmp_path, klines=most, executor="local")
     assert lines(tmp_path).keys() == set(TINY.series) - {late}
-    assert lines(tmp_path).keys() | {late} == {line["series"] for line in sweep(TINY, tmp_path, executor="local")}
+    assert lines(tmp_path).keys() | {late} == {line.series for line in sweep(TINY, tmp_path, executor="local")}
 
 
 def test_files_of_ones_own_are_swept(tmp_path):
@@ -252,8 +252,8 @@ def test_files_of_ones_own_are_swept(tmp_path):
         each.frame.to_csv(tmp_path / f"{name}.csv")
     experiment = vary(TINY, source="files", files=str(tmp_path), symbols=TINY.data.symbols[:2], epochs=1)
     results = sweep(experiment, tmp_path / "run", executor="local")
-    assert [line["status"] for line in results] == ["done", "done"]
-    assert not any(line["synthetic"] for line in results)
+    assert [line.status for line in results] == ["done", "done"]
+    assert not any(line.synthetic for line in results)
 
 
 def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
@@ -321,7 +321,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_the_plan_remembers(tmp_path, mo
     plan = Plan([list(TINY.series)], steps=9, epochs=2, patience=2, devices=["cpu"])
     monkeypatch.setattr(module, "make_plan", lambda *_: plan)
     results = sweep(TINY, tmp_path, workers=1, on_progress=lambda state: notes.append(state.stage))
-    assert {line["series"] for line in results} == set(TINY.series)
+    assert {line.series for line in results} == set(TINY.series)
     assert any("CUDA out of memory" in note and note.endswith("goes on as 2 smaller stacks") for note in notes)
     kept = json.loads((tmp_path / "progress/plan.json").read_text())["units"]
     assert sorted(map(len, kept)) == [2, 2]
@@ -335,22 +335,22 @@ def test_one_model_that_does_not_fit_has_failed_and_the_ledger_says_what_was_tri
     monkeypatch.setattr(worker, "assemble", none)
     two = worker.Unit("A+1", TINY, (walk("A", 300), walk("B", 300)))
     ends = [message.line for message in worker.work(two) if isinstance(message, worker.Result)]
-    assert [(line["series"], line["status"]) for line in ends] == [("A", "failed"), ("B", "failed")]
-    assert ends[1]["reason"].startswith("alone it did not fit into the memory of cpu: CUDA out of memory")
-    assert [text.partition(" ")[0] for text in ends[1]["tried"]] == ["A+1", "B+0"]
+    assert [(line.series, line.status) for line in ends] == [("A", "failed"), ("B", "failed")]
+    assert ends[1].reason.startswith("alone it did not fit into the memory of cpu: CUDA out of memory")
+    assert [text.partition(" ")[0] for text in ends[1].tried] == ["A+1", "B+0"]
 
 
 def test_a_series_that_failed_is_tried_again_and_one_without_its_model_too(tmp_path, undisturbed, caplog):
     shutil.copytree(undisturbed, tmp_path / "run")
     run, (first, second, *_) = RunFolder(tmp_path / "run"), TINY.series
-    run.finish({"series": first, "status": "failed", "reason": "the host was down", "test": {}}, None)
+    run.finish(ResultLine(first, "failed", "the host was down"), None)
     path = run.folder / "models" / f"{second}.safetensors"
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
     stages = []
     sweep(TINY, run.folder, executor="local", on_progress=lambda state: stages.append(state.stage))
     (said,) = caplog.messages
     assert said.startswith(f"the model of {second} is trained anew: ") and "checksum" in said
-    assert {line["series"]: line["status"] for line in run.results()} == dict.fromkeys(TINY.series, "done")
+    assert {line.series: line.status for line in run.results()} == dict.fromkeys(TINY.series, "done")
     assert len((run.folder / "results.jsonl").read_bytes().splitlines()) == 4 + 1 + 2
     ours, theirs = models(run.folder), models(undisturbed)
     for name in ours:
@@ -379,7 +379,7 @@ def test_a_unit_whose_worker_is_lost_is_halved_and_a_single_series_tried_once_mo
     (note,), (same,) = retry(halves[0], "was killed", True)
     assert isinstance(note, worker.Note) and same.series == halves[0].series
     (end,), rest = retry(same, "was killed", True)
-    assert end.line["status"] == "failed" and end.line["tried"] == ["A+2 was killed", "A+0 was killed"] and not rest
+    assert end.line.status == "failed" and end.line.tried == ["A+2 was killed", "A+0 was killed"] and not rest
 
 
 def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
@@ -390,8 +390,8 @@ def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
     begun = time.monotonic()
     results = sweep(experiment, tmp_path, minutes=0.1, workers=1)
     assert time.monotonic() - begun < 60
-    assert {line["reason"] for line in results} == {"the time is up"}
-    assert all(line["test"]["price"]["windows"] for line in results)
+    assert {line.reason for line in results} == {"the time is up"}
+    assert all(line.test["price"]["windows"] for line in results)
 
 
 class Hurrying:
@@ -414,7 +414,7 @@ def test_a_unit_takes_its_share_of_the_time_that_is_left(monkeypatch):
     experiment = vary(TINY, epochs=100_000, patience=100_000, steps=9)
     unit = worker.Unit("BTCUSDT_1h+0", experiment, (walk("BTCUSDT_1h", 500),), deadline=begun + 6, turns=3)
     ends = [message for message in worker.work(unit) if isinstance(message, worker.Result)]
-    assert [end.line["reason"] for end in ends] == ["the time is up"]
+    assert [end.line.reason for end in ends] == ["the time is up"]
     assert clock.now - begun == pytest.approx(2, rel=0.1)
 
 
@@ -444,7 +444,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
         before, done, fell = {}, [], set()  # shares when the node goes, results by then, and who began again after it
 
         def hear(state):
-            shares = {name: one["share"] for name, one in state.running.items()}
+            shares = {name: one.share for name, one in state.running.items()}
             if before:
                 fell.update(name for name, share in shares.items() if share < before[name])
             elif shares.keys() == set(TINY.series) and min(shares.values()) > 0.1:
@@ -474,7 +474,7 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
     many = vary(TINY, symbols=symbols)
     with RunFolder(tmp_path).writing(many) as run:
         for name in many.series[:200]:
-            run.finish({"series": name, "status": "done", "test": {}}, None)
+            run.finish(ResultLine(name, "done"), None)
     line = (tmp_path / "results.jsonl").read_bytes().splitlines()[0]
     (tmp_path / "results.jsonl").write_bytes(
         b"".join(line.replace(b"COIN0USDT", symbol.encode()) + b"\n" for symbol in symbols[:9_999])

@@ -154,7 +154,7 @@ def test_steps_that_are_not_stated_see_every_train_window_once():
     train = round(800 * quick.task.train) - 10 - 2 + 1  # contexts and horizons of ten and two bars lie inside
     line, _ = train_and_judge(quick, series)
     stated, _ = train_and_judge(vary(quick, steps=math.ceil(train / 32)), series)
-    assert quick.training.steps == 0 and line["curve"] == stated["curve"] and line["test"] == stated["test"]
+    assert quick.training.steps == 0 and line.curve == stated.curve and line.test == stated.test
 
 
 # Published cells: (model, context, horizon) -> MSE, MAE and how near we must come. Zeng et al. 2023, table 2, who

@@ -1,7 +1,5 @@
 """What somebody else wrote does not command a terminal, and a password goes no further."""
 
-import json
-
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -62,10 +60,10 @@ def test_a_hostile_ledger_commands_no_terminal_and_runs_no_script_in_a_notebook(
     where = {"source": "synthetic", "symbols": ["BTCUSDT"], "intervals": ["1h"]}
     run = cpb.sweep("quick", folder=tmp_path, start="2025-01-01", end="2025-01-15", **where, **settings)
     line = run.results[0]
-    evil, judged = "<script>alert(1)</script>\x1b]0;mine\x07", line["test"]["price"]
+    evil, judged = "<script>alert(1)</script>\x1b]0;mine\x07", line.test["price"]
     judged["baselines"][evil] = judged["baselines"][judged["best_baseline"]]
     judged["best_baseline"] = evil
-    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "results.jsonl").write_text(line.to_json() + "\n")
     page = cpb.open_run(tmp_path).verdicts()._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page
     shown = CliRunner().invoke(cpbkit, ["verdict", str(tmp_path)])

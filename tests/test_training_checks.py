@@ -96,7 +96,7 @@ def test_a_solved_model_needs_no_gradient():
 
 def test_a_ledger_of_an_older_version_is_read():
     line = next(m.line for m in work(Unit("unit", QUICK, (sound(600),))) if isinstance(m, Result))
-    del line["mean"]
+    line = dataclasses.replace(line, mean={})
     assert {"first loss", "holds"} <= {check.check for check in training_checks.check_results([line])}
 
 

@@ -14,6 +14,7 @@ from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.evaluation import baselines, metrics, verdicts
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import Judgement, Verdict
 
 
@@ -185,6 +186,8 @@ def test_a_judgement_survives_json():
     for j in (full, verdicts.judge(truth, 0 * truth, baselines, "bp")):
         text = json.dumps(j.to_dict(), allow_nan=False)
         assert Judgement.from_dict(json.loads(text)) == j
+        earlier = {name.replace("baseline", "floor"): value for name, value in json.loads(text).items()}
+        assert "best_floor" in earlier and Judgement.from_dict(earlier | {"of a later version": 1}) == j
 
 
 def test_a_forecast_beyond_all_numbers_is_judged():
@@ -310,11 +313,11 @@ def test_headline():
 def test_a_ledger_gives_judgements_and_a_table():
     good, bad = some(0.02, 0.01, 0.03, 0.001, level_mae=9.5), some(-0.02, -0.03, -0.01, 0.001, direction=None)
     ledger = [
-        {"series": "B", "test": {"price": bad.to_dict()}},
-        {"series": "A", "test": {"price": good.to_dict(), "volatility": good.to_dict()}},
-        {"series": "sick", "test": {}},
+        ResultLine("B", "done", test={"price": bad.to_dict()}),
+        ResultLine("A", "done", test={"price": good.to_dict(), "volatility": good.to_dict()}),
+        ResultLine("sick", "sick"),
     ]
-    by_head = verdicts.judgements(json.loads(json.dumps(ledger)))
+    by_head = verdicts.judgements(ResultLine.from_json(line.to_json()) for line in ledger)
     assert by_head == {"price": {"B": bad, "A": good}, "volatility": {"A": good}}
     table = verdicts.verdict_table(by_head)
     assert table[["series", "head", "verdict"]].values.tolist() == [

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import matplotlib
@@ -18,6 +19,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.data.klines import Gap, Passport, validate
 from cpbkit.errors import DataError
 from cpbkit.evaluation import verdicts
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import Judgement
 from cpbkit.views import style, timeline
@@ -94,7 +96,7 @@ def made_up_passport(name: str, synthetic: bool) -> Passport:
     )
 
 
-def made_up_results(heads=("price",), synthetic: bool = True, stop: int = 40) -> list[dict]:
+def made_up_results(heads=("price",), synthetic: bool = True, stop: int = 40) -> list[ResultLine]:
     rng, lines = np.random.default_rng(0), []
     for k, name in enumerate(EXPERIMENT.series[:stop]):
         epochs = int(rng.integers(8, 13))
@@ -102,39 +104,39 @@ def made_up_results(heads=("price",), synthetic: bool = True, stop: int = 40) ->
         validation += 0.004 * rng.standard_normal(epochs)
         train = validation - 0.02 * np.arange(epochs) / epochs
         kind = "BEATS" if k in BEATS else "LOSES" if k in LOSES else "TIES"
-        line = {
-            "series": name,
-            "status": "done",
-            "reason": "no better validation loss for 5 epochs",
-            "synthetic": synthetic,
-            "preset": "quick",
-            "parameters": 4321,
-            "epochs": epochs,
-            "best_epoch": int(np.argmin(validation)) + 1,
-            "seconds": 2.1,
-            "curve": {
+        line = ResultLine(
+            series=name,
+            status="done",
+            reason="no better validation loss for 5 epochs",
+            synthetic=synthetic,
+            preset="quick",
+            parameters=4321,
+            epochs=epochs,
+            best_epoch=int(np.argmin(validation)) + 1,
+            seconds=2.1,
+            curve={
                 "train": list(1.02 * train),
                 "validation": list(0.98 * validation),
                 "learning_rate": [1e-3] * epochs,
                 "gradient_norm": [0.5] * epochs,
                 "clipped": [0.1] * epochs,
             },
-            "persistence": {"train": 1.02, "validation": 0.98},
-            "windows": {"train": 8000, "validation": 1700, "test": 1700},
-            "dates": {
+            persistence={"train": 1.02, "validation": 0.98},
+            windows={"train": 8000, "validation": 1700, "test": 1700},
+            dates={
                 "train": ["2023-03-01T00:00", "2023-05-25T09:45"],
                 "validation": ["2023-05-25T10:45", "2023-06-12T16:00"],
                 "test": ["2023-06-12T17:00", "2023-06-30T23:45"],
             },
-            "test": {head: made_up_judgement(kind, rng, head) for head in heads},
-            "passport": made_up_passport(name, synthetic).to_dict(),
-        }
+            test={head: made_up_judgement(kind, rng, head) for head in heads},
+            passport=made_up_passport(name, synthetic).to_dict(),
+        )
         if k == SICK:
-            line |= {"status": "sick", "reason": "nan at epoch 7 in <b>decoder & co</b> $x_1$", "test": {}}
-            line["curve"] = {c: [*values[:6], None] for c, values in line["curve"].items()}
+            curve = {c: [*values[:6], None] for c, values in line.curve.items()}
+            reason = "nan at epoch 7 in <b>decoder & co</b> $x_1$"
+            line = replace(line, status="sick", reason=reason, test={}, curve=curve)
         if k == FAILED:
-            line = {key: line[key] for key in ("series", "passport")}
-            line |= {"status": "failed", "reason": "too few bars", "test": {}, "synthetic": synthetic}
+            line = ResultLine(name, "failed", "too few bars", synthetic=synthetic, passport=line.passport)
         lines.append(line)
     return lines
 
@@ -227,13 +229,13 @@ def test_the_sweep_draws_each_loss_over_the_loss_of_persistence():
             np.testing.assert_allclose(drawn[:, 0], np.arange(len(curve)) * PANEL_X / 11, atol=1)
             inside = (drawn[:, 1] > 0) & (drawn[:, 1] < PANEL_Y)
             np.testing.assert_allclose(drawn[inside, 1], (y_one + scale * (curve - 1))[inside], atol=8)
-    assert relative(results[0], "train")[0] == pytest.approx(results[0]["curve"]["train"][0] / 1.02)
+    assert relative(results[0], "train")[0] == pytest.approx(results[0].curve["train"][0] / 1.02)
 
 
 def test_what_explodes_leaves_its_panel_and_bends_no_other():
     results = made_up_results()[:9]
     calm = Page(SweepPicture(EXPERIMENT.series[:9], "quick", 12).html(results)).panels
-    results[8]["curve"]["validation"] = [0.9, 5.0, 1e30, 0.94, float("inf")]
+    results[8].curve["validation"] = [0.9, 5.0, 1e30, 0.94, float("inf")]
     wild = Page(SweepPicture(EXPERIMENT.series[:9], "quick", 12).html(results)).panels
     drawn = curve_of(wild[8], "validation")
     assert len(drawn) == 4 and drawn[2, 1] == -PANEL_Y and 0 < drawn[3, 1] < PANEL_Y
@@ -251,22 +253,22 @@ def test_the_mark_stands_on_the_lowest_validation_loss():
     results = made_up_results()[:1]
     (panel,) = Page(SweepPicture(EXPERIMENT.series[:1], "quick", 12).html(results)).panels
     (dot,) = [drawn for (tag, _), drawn in panel["drawn"].items() if tag == "circle"]
-    best = curve_of(panel, "validation")[results[0]["best_epoch"] - 1]
+    best = curve_of(panel, "validation")[results[0].best_epoch - 1]
     assert [float(dot["cx"]), float(dot["cy"])] == best.tolist()
-    assert f"at epoch {results[0]['best_epoch']}" in panel["spoken"]
+    assert f"at epoch {results[0].best_epoch}" in panel["spoken"]
 
 
 def test_a_judged_panel_says_the_verdict_of_the_test_split():
     """Whatever the validation loss fell to: its green once stood beside models that lose."""
     results = made_up_results()
-    results[0]["curve"]["validation"] = [0.5 * loss for loss in results[0]["curve"]["validation"]]  # and yet it ties
+    results[0].curve["validation"] = [0.5 * loss for loss in results[0].curve["validation"]]  # and yet it ties
     panels = Page(SweepPicture(EXPERIMENT.series, "quick", 12).html(results)).panels
     for k, (result, panel) in enumerate(zip(results, panels, strict=True)):
         if k in (SICK, FAILED):
             continue
         word = "BEATS" if k in BEATS else "LOSES" if k in LOSES else "TIES"
         kind = word.lower() if word != "TIES" else "muted"
-        skill = f"{100 * result['test']['price']['skill'] + 0.0:+.1f} %".replace("-", "−")
+        skill = f"{100 * result.test['price']['skill'] + 0.0:+.1f} %".replace("-", "−")
         assert panel["words"] == [f"{word} {skill}"] and panel["kinds"] == [f"cpb-{kind}"]
         assert word in panel["spoken"] and ("circle", f"cpb-{kind}") in panel["drawn"]
     both = made_up_results(heads=("price", "volatility"))
@@ -286,11 +288,11 @@ def test_a_verdict_follows_those_that_come_after_it():
 def test_a_picture_that_was_drawn_before_is_the_picture_drawn_anew():
     """Panels that nothing changed are kept from the last drawing."""
     results, monitor = made_up_results(), made_up_monitor(gpu=True)
-    names = [line["series"] for line in results]
+    names = [line.series for line in results]
 
     def running(epochs, *names):
         curve = {split: [1.3, 1.1, 1.0, 0.97][:epochs] for split in ("train", "validation")}
-        return {name: {"curve": curve, "persistence": {"train": 1.0, "validation": 1.0}} for name in names}
+        return {name: Running(curve, {"train": 1.0, "validation": 1.0}) for name in names}
 
     states = [([], {}), ([], running(1, *names[:8])), ([], running(3, *names[:8]))]
     states += [(results[:4], running(4, *names[4:8])), (results[:8], {}), (results, {})]
@@ -302,17 +304,17 @@ def test_a_picture_that_was_drawn_before_is_the_picture_drawn_anew():
 
 def test_every_panel_says_its_state():
     results = made_up_results()
-    running = {line["series"]: {"curve": line["curve"], "persistence": line["persistence"]} for line in results[30:35]}
+    running = {line.series: Running(line.curve, line.persistence) for line in results[30:35]}
     page = Page(SweepPicture(EXPERIMENT.series, "quick", 12).html(results[:30], running))
     assert "28 done  ·  5 training  ·  1 sick  ·  1 failed  ·  5 waiting" in page.texts
     words = [panel["words"][0] for panel in page.panels]
-    assert words[30:] == [f"epoch {len(line['curve']['train'])}" for line in results[30:35]] + ["waiting"] * 5
+    assert words[30:] == [f"epoch {len(line.curve['train'])}" for line in results[30:35]] + ["waiting"] * 5
     assert [panel["waiting"] for panel in page.panels] == [False] * 35 + [True] * 5
     assert words[SICK] == "sick at 7" and words[FAILED] == "failed"
-    assert page.panels[SICK]["reason"] == results[SICK]["reason"] and page.panels[FAILED]["reason"] == "too few bars"
+    assert page.panels[SICK]["reason"] == results[SICK].reason and page.panels[FAILED]["reason"] == "too few bars"
     assert ("path", "cpb-sick") in page.panels[SICK]["drawn"]
     assert ("path", "cpb-sick") not in page.panels[FAILED]["drawn"]  # it has no epoch to put a cross at
-    results[0]["test"] = {}
+    results[0] = replace(results[0], test={})
     assert Page(sweep_html(results)).panels[0]["words"] == ["not judged"]
 
 
@@ -373,13 +375,13 @@ def test_ticks_are_round_numbers():
 
 def test_the_title_says_whether_the_loss_fell_below_persistence():
     line = made_up_results()[0]
-    line["curve"] |= {"train": [1.02, 0.9, 0.8], "validation": [1.0, 0.931, 0.95]}
-    figure = loss_figure(line | {"synthetic": False, "passport": {}})
+    line.curve.update({"train": [1.02, 0.9, 0.8], "validation": [1.0, 0.931, 0.95]})
+    figure = loss_figure(replace(line, synthetic=False, passport={}))
     assert title_of(figure) == "BTC 15m falls below persistence: its loss is 5 % lower at epoch 2"
     _, train, validation, _ = figure.axes[0].lines
     np.testing.assert_allclose(validation.get_xydata(), [(1, 1.0 / 0.98), (2, 0.95), (3, 0.95 / 0.98)])
     np.testing.assert_allclose(train.get_ydata(), np.array([1.02, 0.9, 0.8]) / 1.02)
-    line["curve"]["validation"] = [1.96, 0.99, 1.2]
+    line.curve["validation"] = [1.96, 0.99, 1.2]
     assert "never falls below persistence: its loss is 1 % higher at best" in title_of(loss_figure(line))
 
 
@@ -467,7 +469,7 @@ def test_the_table_of_a_notebook_has_each_verdict_in_its_colour_and_the_headline
 
 def test_one_hopeless_model_does_not_flatten_the_others():
     results = made_up_results()
-    results[0]["test"]["price"] |= {"skill": -99.0, "skill_low": -99.0, "skill_high": 1.0}
+    results[0].test["price"] |= {"skill": -99.0, "skill_low": -99.0, "skill_high": 1.0}
     (axes,) = verdict_figure(results).axes
     low, high = axes.get_xlim()
     assert -30 < low < 0 < high < 30
@@ -679,7 +681,7 @@ def test_names_and_numbers_are_said_as_people_say_them(call, said):
 def test_too_few_windows_are_a_dot_without_a_line():
     results = made_up_results(stop=4)
     for line in results[1:]:
-        line["test"]["price"] |= {"windows": 63, "skill_low": -99.0, "skill_high": 1.0}
+        line.test["price"].update({"windows": 63, "skill_low": -99.0, "skill_high": 1.0})
     (axes,) = verdict_figure(results).axes
     assert len(axes.lines) == 1 + 2 + 3  # zero, an interval with its dot, and three dots
     assert [text.get_text() for text in axes.texts].count("TOO FEW TO TELL") == 3

@@ -35,7 +35,7 @@ def choose(measured: dict[str, dict]) -> tuple[str, str]:
     if not shown:
         name = min(measured, key=lambda name: measured[name]["seconds_for_all"])
         return name, f"the soonest: forty models in {duration(measured[name]['seconds_for_all'])}, all epochs"
-    name = max(shown, key=shown.get)
+    name = max(shown, key=shown.__getitem__)
     seconds = duration(soon[name]["seconds_for_all"])
     return name, f"skill {100 * shown[name]:+.1f} % where there is some to find, forty models in {seconds}, all epochs"
 

@@ -1,10 +1,13 @@
 """This kit's own steps under the stopwatch: a stack here, or stacks in a process each, as the sweep runs them."""
 
+import functools
 import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import torch
 
@@ -70,7 +73,10 @@ class Workers:
 
     def __init__(self, count: int):
         context = multiprocessing.get_context("spawn")
-        self.pipes, self.processes, self.busy, self.threads = [], [], [], 1
+        self.pipes: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        self.busy: list[Connection] = []
+        self.threads = 1
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -125,7 +131,7 @@ class Workers:
 
 
 def _serve(pipe) -> None:
-    here = None
+    here: Here | None = None
     while True:
         try:
             what, *arguments = pipe.recv()
@@ -135,12 +141,12 @@ def _serve(pipe) -> None:
             if what == "start":
                 here = None  # before the next one: both at once would count as its memory
                 job, warm_up = arguments
-                here = Here(lambda job=job: engine(job), len(job.series), job.device, job.threads, warm_up)
+                here = Here(functools.partial(engine, job), len(job.series), job.device, job.threads, warm_up)
                 pipe.send((here.memory, ""))
             elif what == "call":
                 here = None  # and would leave less for a plan
                 pipe.send((arguments[0](*arguments[1:]), ""))
-            else:
+            elif here:
                 pipe.send((here.run(*arguments)[1], ""))
         except Exception:
             pipe.send((None, traceback.format_exc()))

@@ -65,7 +65,8 @@ def install(library: str, folder: Path) -> tuple[Path, str]:
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     places = {"base": str(folder), "platbase": str(folder)}
-    site = Path(sysconfig.get_path("purelib", "venv" if sys.version_info >= (3, 11) else None, places))
+    scheme = "venv" if sys.version_info >= (3, 11) else sysconfig.get_default_scheme()
+    site = Path(sysconfig.get_path("purelib", scheme, places))
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "here.pth").write_text("\n".join(sorted(own)) + "\n")
     _run(

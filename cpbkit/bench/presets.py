@@ -13,6 +13,7 @@ from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.hardware import provenance
 from cpbkit.runs.plan import FORWARD_SHARE, Plan, make_plan
 from cpbkit.runs.sweep import Place
@@ -95,7 +96,7 @@ def train_briefly(name: str, seconds: float) -> dict:
     }
 
 
-def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[dict]:
+def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[ResultLine]:
     """Run the units where the sweep would, and return the lines of their ledger."""
     known = {one.name: one for one in series}
     units = [
@@ -106,17 +107,17 @@ def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[di
     return [message.line for message in messages if isinstance(message, Result)]
 
 
-def skills(lines: Sequence[dict], experiment: Experiment) -> dict:
+def skills(lines: Sequence[ResultLine], experiment: Experiment) -> dict:
     """Return the mean skill on the first head, over the series whose next bar can be forecast and over the others.
 
     `limit` is what no forecast of closes can pass on the first kind.
     """
-    planted = predictable_series([line["series"].partition("_")[0] for line in lines], ["15m"])
+    planted = predictable_series([line.series.partition("_")[0] for line in lines], ["15m"])
     groups: dict[str, list[float]] = {"predictable": [], "others": []}
     head = ""
     for line in lines:
-        if line["status"] == "done":
-            head = next(iter(line["test"]))
-            groups["predictable" if line["series"] in planted else "others"].append(line["test"][head]["skill"])
+        if line.status == "done":
+            head = next(iter(line.test))
+            groups["predictable" if line.series in planted else "others"].append(line.test[head]["skill"])
     limit = float(planted_skill(experiment.task.horizon)) if experiment.task.targets == ("close",) else None
     return {"head": head, "limit": limit, **{name: statistics.mean(v) if v else None for name, v in groups.items()}}

@@ -156,7 +156,8 @@ def _stacks(rows: list[dict]) -> list[str]:
 
 def _cells(rows: list[dict]) -> list[str]:
     names = [way["way"] for way in rows[0]["ways"]]
-    shown, reasons = [], {}
+    shown: list[list[str]] = []
+    reasons: dict[str, str] = {}  # by way
     for row in rows:
         reasons |= {way["way"]: way["reason"] for way in row["ways"] if "reason" in way}
         cells = [f"{1e3 * way['seconds']:.3f}" if "seconds" in way else "" for way in row["ways"]]

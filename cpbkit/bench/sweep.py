@@ -92,7 +92,9 @@ def choose_cases(presets: Sequence[str] | None, quick: bool) -> tuple[dict[str, 
     """Return the experiments to measure by name, and why others are not among them."""
     if presets is None:
         presets = ("quick", "gru_dense", "gru") if quick else tuple(PRESETS)
-    cases, left_out, seen = {}, {}, {}
+    cases: dict[str, Experiment] = {}
+    left_out: dict[str, str] = {}
+    seen: dict[tuple, str] = {}  # the same work by its first name
     if "quick" in presets:
         for model, width in NARROW[:2] if quick else NARROW:
             cases[f"{model}, width {width}"] = vary(PRESETS["quick"], name=model, width=width)
@@ -199,7 +201,7 @@ def best_threads(loop: Here) -> int:
     for loop.threads in (1, count_cores()):
         loop.run(1)
         paces[loop.threads] = min(loop.run(1)[0] for _ in range(2))
-    return min(paces, key=paces.get)
+    return min(paces, key=paces.__getitem__)
 
 
 def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, workers: Workers) -> Here | Workers:

@@ -160,6 +160,9 @@ class LSTMDense(nn.Module):
 class Transformer(nn.Module):
     """Twin of transformer.Transformer."""
 
+    places: Tensor
+    mask: Tensor
+
     def __init__(self, task: Task, settings: Model):
         super().__init__()
         width = settings.width

@@ -21,6 +21,7 @@ from cpbkit.cli.command import (
 )
 from cpbkit.config.experiment import Experiment
 from cpbkit.config.own import require_consent
+from cpbkit.errors import CpbkitError
 
 
 @click.command(
@@ -52,6 +53,7 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
     import pandas as pd
 
     from cpbkit.cli.runs import open_own
+    from cpbkit.data.klines import Klines
     from cpbkit.data.load import load_klines
     from cpbkit.evaluation.backtest import refit
     from cpbkit.evaluation.calibration import calibrate
@@ -83,10 +85,13 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
         with status_line() as say:
             klines = (bars or load_klines)(experiment, say)
             wanted = list(klines) if given["symbols"] or given["intervals"] else list(klines)[:1]
-            for name, bars in ((name, klines[name]) for name in wanted):
+            for name in wanted:
+                one = klines[name]
+                if not isinstance(one, Klines):
+                    raise CpbkitError(f"{name} is no bars, but a network trace or a table; the audit takes bars")
                 say(f"auditing {name}: {twins + 6} trainings")
-                one_batch = check_overfit(experiment, from_klines(bars, experiment.task))
-                leaks = audit(bars, experiment.task, refit(experiment), model=experiment.model.name, twins=twins)
+                one_batch = check_overfit(experiment, from_klines(one, experiment.task))
+                leaks = audit(one, experiment.task, refit(experiment), model=experiment.model.name, twins=twins)
                 found[name] = [*leaks, one_batch]
     document = {name: [dataclasses.asdict(finding) for finding in findings] for name, findings in found.items()}
 
@@ -104,6 +109,7 @@ def _experiment(
 ) -> Experiment:
     from cpbkit.runs.folder import RunFolder
 
+    first: dict[str, tuple[str, ...]]
     if folder is None:
         first = {"symbols": ("BTCUSDT",), "intervals": ("1h",)}
         return experiment_of(preset, first | merge_settings(settings, **name_bars(**given)), features)

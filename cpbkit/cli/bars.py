@@ -69,24 +69,26 @@ def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
         wishes = [(data.symbols, data.intervals, data.start, data.end, data.market)]
     else:
         wishes = _all_that_is_cached()
-    klines, failures, begun = {}, [], time.monotonic()
+    passports: dict[str, object] = {}
+    failures, begun = [], time.monotonic()
     with status_line() as say:
 
         def tell(done: int, total: int, size: int, text: str) -> None:
             say(f"{downloaded(done, total, size, time.monotonic() - begun)}  {text}")
 
-        for *wish, market in wishes:
+        for symbols, intervals, start, end, market in wishes:
             try:
-                got = fetch_klines(*wish, market=market, progress=tell, refresh=refresh, verify=verify)
+                got = fetch_klines(
+                    symbols, intervals, start, end, market=market, progress=tell, refresh=refresh, verify=verify
+                )
             except Incomplete as error:
                 got = error.klines
                 failures.append(error)
-            klines |= {f"{market} {name}": each for name, each in got.items()}
-    passports = [each.passport for each in klines.values()]
-    _show_passports(passports, as_json)
+            passports |= {f"{market} {name}": each.passport for name, each in got.items()}
+    _show_passports([*passports.values()], as_json)
     if failures:
         raise failures[0] if len(failures) == 1 else DataError("\n".join(map(str, failures)))
-    _check_allowed(passports, {"unexplained": allow_gaps, "doubts": allow_doubts})
+    _check_allowed([*passports.values()], {"unexplained": allow_gaps, "doubts": allow_doubts})
 
 
 def _all_that_is_cached() -> list[tuple]:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -33,9 +33,10 @@ GO_ON = "Nothing is left half done; the same command goes on from here."
 class Command(click.Command):
     """A command that ends a failure with one clear line and exit code 1; the traceback is for --debug."""
 
-    def __init__(self, *args, examples: tuple[str, ...] = (), **settings):
+    def __init__(self, *args, examples: tuple[str, ...] = (), **settings: Any):
         lines = "\n".join(f"  {line}" for line in examples)
-        super().__init__(*args, epilog=f"\b\nExample{'s' * (len(examples) > 1)}:\n{lines}", **settings)
+        settings["epilog"] = f"\b\nExample{'s' * (len(examples) > 1)}:\n{lines}"
+        super().__init__(*args, **settings)
         self.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks.")
         )
@@ -163,7 +164,7 @@ def _search(_, __, values: tuple[str, ...]) -> tuple | None:
     return tuple(found) or None
 
 
-def _typed(name: str, text: str, kind: type):
+def _typed(name: str, text: str, kind: Any):
     item = (*get_args(kind), kind)[0]  # of a tuple
     if get_args(item):
         raise click.BadParameter(f"{name} is a tuple of tuples, which --set cannot write; give it to vary() in Python")

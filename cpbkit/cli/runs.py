@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+from typing import Any
 
 import click
 
@@ -30,6 +31,7 @@ from cpbkit.cli.command import (
 from cpbkit.config.experiment import Experiment, difference, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.quantities import duration, standing
 
 REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdicts take, and more for each series
@@ -134,7 +136,7 @@ def smoke(as_json, **given):
     from cpbkit.evaluation.verdicts import judgements, verdicts
     from cpbkit.runs.sweep import prepare, sweep
 
-    bars = {"source": "synthetic", "symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("15m",)}
+    bars: dict[str, Any] = {"source": "synthetic", "symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("15m",)}
     experiment = experiment_of(**given, **bars, start="2025-01-01", end="2025-02-28")
     if experiment.data.market == "network":
         raise click.UsageError(f"something is planted in bars alone; {experiment.preset} forecasts network traces")
@@ -209,7 +211,7 @@ def _sweep(
         spent = time.monotonic() - (since or time.monotonic())
         place["minutes"] = max(0.1 * minutes, minutes - (spent + _after(len(experiment.series), minutes)) / 60)
     run = RunFolder(folder)
-    before, report = sum(line["status"] != "failed" for line in run.results()), run.folder / REPORT
+    before, report = sum(line.status != "failed" for line in run.results()), run.folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
     with Terminal() as view:
         results = sweep(experiment, folder, command=command, on_progress=Account(view, verbose), **place)
@@ -219,13 +221,13 @@ def _sweep(
         write_report(folder)
     _show_run(folder, results, as_json)
     if not as_json:
-        spent = sorted(RunFolder(folder).clock().items(), key=lambda stage: -stage[1])
+        clock = sorted(RunFolder(folder).clock().items(), key=lambda stage: -stage[1])
         for where, prefix in (("Time", ""), ("in workers", "worker: ")):
-            stages = [(name, s) for name, s in spent if name.startswith("worker: ") == bool(prefix)]
+            stages = [(name, s) for name, s in clock if name.startswith("worker: ") == bool(prefix)]
             line = f"{where}: " + ", ".join(f"{name.removeprefix(prefix)} {s:.1f} s" for name, s in stages)
             click.echo(click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
         click.echo(f"Report: {report}")
-    if any(line["status"] != "done" for line in results):
+    if any(line.status != "done" for line in results):
         raise click.exceptions.Exit(1)
 
 
@@ -234,21 +236,21 @@ def _after(series: int, minutes: float) -> float:
     return min(6 * minutes, REPORT_SECONDS + series * REPORT_SECONDS_EACH)
 
 
-def _show_run(folder: str, results: list[dict], as_json: bool) -> None:
+def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and two lines a head: of each, and of all at once."""
     from cpbkit.evaluation.conformal import say_quantiles
     from cpbkit.evaluation.pooled import gather, pool
     from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
     from cpbkit.runs.folder import RunFolder, tell_stopped
 
-    lost = [line for line in results if line["status"] != "done"]
-    by_head = judgements(line for line in results if line["status"] == "done")
+    lost = [line for line in results if line.status != "done"]
+    by_head = judgements(line for line in results if line.status == "done")
     table = verdict_table(by_head)
     heads = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
-    trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in lost]
+    trouble = [f"{line.series} {line.status}: {line.reason}" for line in lost]
     if stopped := tell_stopped(results):
         trouble.append(stopped)
-    judged = [line["series"] for line in results if line["test"]]
+    judged = [line.series for line in results if line.test]
     losses, missing = gather(judged, RunFolder(folder).losses)
     if missing:
         trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
@@ -307,10 +309,10 @@ def status(folder, as_json):
 
     run = RunFolder(folder)
     results, series = run.results(), run.experiment.series
-    missing = [name for name in series if name not in {line["series"] for line in results}]
+    missing = [name for name in series if name not in {line.series for line in results}]
     holder, told = run.holder(), run.status()
-    failed = sum(line["status"] == "failed" for line in results)
-    trouble = [f"{line['series']} {line['status']}: {line['reason']}" for line in results if line["status"] != "done"]
+    failed = sum(line.status == "failed" for line in results)
+    trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
     document = {"run": folder, "done": len(results), "total": len(series), "missing": missing, "trouble": trouble}
     document |= {"writer": holder, "last": told}
 
@@ -374,7 +376,7 @@ def verdict(folders, as_json):
         table = seed_spread(judgements(run.results()) for run in runs.values())
     else:
         by_run = {
-            folder: gather([line["series"] for line in run.results() if line["test"]], run.losses)[0]
+            folder: gather([line.series for line in run.results() if line.test], run.losses)[0]
             for folder, run in runs.items()
         }
         heads = [head for head in by_run[folders[0]] if all(head in found for found in by_run.values())]

@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from cpbkit import foreign
 from cpbkit.config.own import is_own
@@ -184,7 +184,8 @@ class Training:
         """Return the settings that are tried side by side: the grid of `search`, or just these."""
         names = [name for name, _ in self.search]
         grid = itertools.product(*(values for _, values in self.search))
-        return [replace(self, search=(), **dict(zip(names, point, strict=True))) for point in grid] if names else [self]
+        points: list[dict[str, Any]] = [dict(zip(names, point, strict=True)) for point in grid]
+        return [replace(self, search=(), **point) for point in points] if names else [self]
 
     def pieces(self, series: str) -> list[str]:
         """Name what is trained on of a series: `BTCUSDT_1h`, or `BTCUSDT_1h~0`, ... up to each of several folds."""
@@ -286,7 +287,7 @@ def from_dict(raw: dict) -> Experiment:
     return Experiment(preset=raw.get("preset", "own"), **parts)
 
 
-def _form(kind: type) -> object:
+def _form(kind: Any) -> Any:
     """Return the form, as `foreign.check` takes it, of a setting of this type."""
     if get_origin(kind) is not tuple:
         return kind

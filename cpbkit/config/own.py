@@ -42,6 +42,8 @@ def _load(place: str):
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # under its plain name, so that its classes can be pickled
     spec.loader.exec_module(module)
@@ -68,7 +70,10 @@ def members(place: str, is_wanted: Callable[[object], bool], kind: str) -> tuple
 
 def source(name: str) -> Path:
     """Return the file that holds an own part. Errors: CpbkitError as `find`."""
-    return Path(inspect.getsourcefile(inspect.unwrap(find(name, "a part"))))
+    found = inspect.getsourcefile(inspect.unwrap(find(name, "a part")))
+    if found is None:
+        raise CpbkitError(f"a part of your own must have a file with its source; {name} has none")
+    return Path(found)
 
 
 def fingerprint(name: str) -> str:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Data, Experiment, Model, Task, Training, read_experiment, vary
 from cpbkit.errors import UnknownName, check_name
@@ -32,9 +33,9 @@ def repeat_losses(*times: int) -> tuple[tuple[str, float, int], ...]:
     return tuple(("loss_ratio", bound, count) for bound, count in zip(LOSSES, times, strict=True))
 
 
-ALL_OHLC = {"targets": OHLC, "target_weights": (1.0,) * 4}
+ALL_OHLC: dict[str, Any] = {"targets": OHLC, "target_weights": (1.0,) * 4}
 # Keras lowers the rate at the 8th epoch that is not better by 1e-4, torch after the 8th.
-KERAS_PLATEAU = {"schedule": "plateau", "schedule_epochs": 7, "schedule_delta": 1e-4, "patience": 20}
+KERAS_PLATEAU: dict[str, Any] = {"schedule": "plateau", "schedule_epochs": 7, "schedule_delta": 1e-4, "patience": 20}
 KERAS_PLATEAU |= {"optimizer": "adam", "clip_norm": 0.0}
 GRU_TRAINING = Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5, forcing_draw="batch")
 V4_LSTM = Training(
@@ -224,7 +225,7 @@ ABOUT = {
 
 # The eight changes of bcgcc's FIX_SUMMARY.md, all made at once, and what they changed. The last has nothing to act on
 # here, where no process loads anything: windows are gathered by index.
-BANDWIDTH_CHANGES = {
+BANDWIDTH_CHANGES: dict[str, dict[str, Any]] = {
     "a wider range of the delay": {"ranges": (("delay", 0.0, 5_000.0), *NETWORK_RANGES[1:])},
     "inputs clipped to their range": {"clip_ranges": False, "input_clip": 1e9},
     "a lower learning rate": {"learning_rate": 1e-3},

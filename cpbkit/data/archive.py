@@ -212,7 +212,6 @@ def _to_ns(times: np.ndarray) -> np.ndarray:
 def _piece(about: Record, starts, values, inside, interval: str, coins: int, now: int) -> Piece:
     """Keep the sound bars inside the span, count the others, scale to coins."""
     kept, values, dropped = sift(starts[inside], values[inside], interval, now)
-    dropped["off_grid"] += int((~inside).sum())
     try:
         check_bars(kept, values, about.name)
     except DataError as error:
@@ -220,4 +219,11 @@ def _piece(about: Record, starts, values, inside, interval: str, coins: int, now
     if coins != 1:
         values[:, :4] /= coins
         values[:, [4, 7]] *= coins  # volume and taker_buy_volume count coins; quote_volume counts money
-    return Piece(replace(about, **dropped), kept, values)
+    about = replace(
+        about,
+        duplicates=dropped["duplicates"],
+        conflicts=dropped["conflicts"],
+        unfinished=dropped["unfinished"],
+        off_grid=dropped["off_grid"] + int((~inside).sum()),
+    )
+    return Piece(about, kept, values)

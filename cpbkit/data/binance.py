@@ -10,7 +10,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -250,7 +250,7 @@ class _Fetch:
 
     def each(
         self, step: Callable[[Order], Any], orders: Iterable[Order]
-    ) -> tuple[dict[str, Any], dict[str, CpbkitError]]:
+    ) -> tuple[dict[str, Any], dict[str, BaseException]]:
         """Take a step for all orders; return what it returned, and what it raised, by series."""
         futures = {order.series: self.series.submit(step, order) for order in orders}
         for future in futures.values():
@@ -287,7 +287,11 @@ class _Fetch:
         span = (order.first, min(order.end, order.now)) if refresh else None
         held = self.store.read(order.market, order.series)
         held = forget(held, *span) if span else held
-        damage, pieces, absent, same, troubles = held.damage, [], {}, {}, []
+        damage = held.damage
+        pieces: list[Piece] = []
+        absent: dict[str, int] = {}  # files that are not there, and when that was asked
+        same: dict[str, str] = {}  # files that are as they were, and what kept them from being compared
+        troubles: list[Exception] = []
         archive_failed = False
         steps = (
             lambda: self._files(order, lacking_months(order, held)),
@@ -312,11 +316,19 @@ class _Fetch:
         opinions = self._second_opinions(order, held) if verify else []
         compared = [name for name, trouble in same.items() if not trouble]
         if pieces or absent or compared or opinions:
-            new, fresh = {"compared": compared, "now": stamp(order.now), "opinions": opinions}, held.fresh
-            if span and not troubles:
-                new["forgotten"] = span
-            held = self.store.update(order.market, order.series, pieces, absent, order.listing, **new)
-            held = replace(held, damage=damage, fresh=fresh)
+            known = held.fresh
+            held = self.store.update(
+                order.market,
+                order.series,
+                pieces,
+                absent,
+                order.listing,
+                compared=compared,
+                now=stamp(order.now),
+                opinions=opinions,
+                forgotten=None if troubles else span,
+            )
+            held = replace(held, damage=damage, fresh=known)
         elif not troubles:
             self.store.drop_parts(order.market, order.series)  # of a fetch that was killed after it had merged them
         notes = [f"{name} could not be compared again: {trouble}." for name, trouble in same.items() if trouble]
@@ -491,7 +503,7 @@ class _Fetch:
             if low >= order.first and high <= order.end:
                 quarters.setdefault(f"{month[:4]} {(int(month[5:]) - 1) // 3}", []).append(month)
         chosen = [listed[len(listed) // 2] for listed in quarters.values()]
-        jobs = [
+        jobs: list[tuple[str, Callable[[], Any]]] = [
             (f"{order.series} {month} (second opinion)", functools.partial(self._opinion, order, month, held))
             for month in chosen
         ]
@@ -631,7 +643,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     )
 
 
-def _sentence(lost: dict[str, CpbkitError], asked: int) -> str:
+def _sentence(lost: Mapping[str, BaseException], asked: int) -> str:
     """Say what failed, each reason once, and how to go on."""
     by_reason: dict[str, list[str]] = {}
     for name, error in lost.items():

@@ -89,13 +89,14 @@ def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
             rank = RANK[piece.record.kind]
             # Only the stretch that the piece covers is looked at: a long series comes in many pieces.
             low, high = np.searchsorted(bars[0], (piece.starts[0], piece.starts[-1] + 1))
-            stretch = tuple(array[low:high] for array in bars)
+            stretch = bars[0][low:high], bars[1][low:high], bars[2][low:high]
             for found in _compare(*stretch, piece, rank):
                 disagreements[found.between, found.first] = found
             stretch = _best(stretch, (piece.starts, piece.values, np.full(len(piece.starts), rank, np.int8)))
-            bars = tuple(
+            starts, values, ranks = (
                 np.concatenate((array[:low], new, array[high:])) for array, new in zip(bars, stretch, strict=True)
             )
+            bars = starts, values, ranks
         record, earlier = piece.record, records.get(piece.record.name)
         if earlier and record.kind == "rest" and record.fetched_at != earlier.fetched_at:
             record = replace(record, asked=earlier.asked + 1)
@@ -420,7 +421,7 @@ def _digest(held: Holding, about: dict) -> str:
     """Return a sha256 over bars and metadata: Parquet itself notices few flipped bits."""
     sha = hashlib.sha256(json.dumps({k: v for k, v in about.items() if k != "digest"}, sort_keys=True).encode())
     for array in (held.starts, held.values, held.ranks):
-        sha.update(np.ascontiguousarray(array))
+        sha.update(np.ascontiguousarray(array).data)
     return sha.hexdigest()
 
 

@@ -95,14 +95,15 @@ class _Exchange:
 
     def cut(self) -> None:
         """Wake the thread that waits for bytes."""
-        with contextlib.suppress(OSError, AttributeError):  # it may have just ended by itself
-            self.sock.shutdown(socket.SHUT_RDWR)
+        if sock := self.sock:
+            with contextlib.suppress(OSError):  # it may have just ended by itself
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 _under_way = threading.local()  # .exchange: of this thread
 
 
-class _Watched:
+class _Watched(urllib3.connection.HTTPConnection):
     """A connection that shows its socket: a header that drips byte by byte lets no timeout of a socket pass."""
 
     def getresponse(self, *args, **kwargs):
@@ -113,7 +114,7 @@ class _Watched:
 
 
 class _Http(urllib3.HTTPConnectionPool):
-    ConnectionCls = type("WatchedHTTP", (_Watched, urllib3.connection.HTTPConnection), {})
+    ConnectionCls = _Watched
 
 
 class _Https(urllib3.HTTPSConnectionPool):

@@ -1,6 +1,7 @@
 """A person's own bars: files, folders and frames in any usual spelling, joined to one table a series."""
 
 import glob
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
@@ -77,7 +78,7 @@ class Found:
         return "\n".join(lines)
 
 
-def read_klines(path: str | pathlib.Path, series: str = "") -> Klines:
+def read_klines(path: str | os.PathLike, series: str = "") -> Klines:
     """Read bars of one series from CSV, Parquet, feather, JSON or Excel, whatever its columns and times are called.
 
     series: `BTCUSDT_15m`; without it symbol and interval are taken from the content and the file's name.
@@ -162,11 +163,12 @@ def from_frames(
     return klines
 
 
-def find_files(where: str | pathlib.Path) -> list[pathlib.Path]:
+def find_files(where: str | os.PathLike) -> list[pathlib.Path]:
     """List the files that a path, a folder or a pattern means, those of folders inside too; DataError for none."""
     path = pathlib.Path(where).expanduser()
     if path.is_file():
         return [path]
+    found: Iterable[pathlib.Path]
     if path.is_dir():
         found = path.rglob("*")
     elif glob.has_magic(str(path)):
@@ -267,10 +269,9 @@ def read_name(name: str) -> tuple[str, str]:
             rest = f"{rest[: match.start()]}{' ' * len(match[1])}{rest[match.end() :]}"
     upper = rest.upper()
     for quote in QUOTES:
-        if match := re.search(
-            rf"(?<![A-Z])(?:BINANCE|BYBIT|OKX)?[-_ ]*([A-Z0-9]{{2,15}}?)[-_/]?{quote}(?![A-Z])", upper
-        ):
-            return read_symbol(match[1] + quote), interval
+        pair = re.search(rf"(?<![A-Z])(?:BINANCE|BYBIT|OKX)?[-_ ]*([A-Z0-9]{{2,15}}?)[-_/]?{quote}(?![A-Z])", upper)
+        if pair:
+            return read_symbol(pair[1] + quote), interval
     tokens = [token for token in re.split(r"[-_ .,()]+", rest) if re.search(r"[A-Za-z]", token)]
     tokens = [token for token in tokens if token.lower() not in WORDS]
     whole = tokens[0] if len(tokens) == 1 else ""

@@ -126,8 +126,9 @@ class Passport:
     def from_dict(cls, raw: dict[str, Any]) -> "Passport":
         """Read what `to_dict` wrote, also after a trip through JSON."""
         parts = {"files": SourceFile, "gaps": Gap, "jumps": Jump, "disagreements": Disagreement}
-        values = {name: tuple(part(**item) for item in raw[name]) for name, part in parts.items()}
-        return cls(**{**raw, **values, "tenfold": tuple(raw.get("tenfold", ())), "notes": tuple(raw["notes"])})
+        values: dict[str, Any] = {name: tuple(part(**item) for item in raw[name]) for name, part in parts.items()}
+        values |= {"tenfold": tuple(raw.get("tenfold", ())), "notes": tuple(raw["notes"])}
+        return cls(**(raw | values))
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,10 @@ def _split(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     symbols = next((plain[name] for name in SYMBOLS if name in plain and _holds_symbols(table[plain[name]])), None)
     periods = next((plain[name] for name in PERIODS if name in plain and _holds_intervals(table[plain[name]])), None)
     by = [column for column in (symbols, periods) if column is not None]
-    for key, part in table.groupby(by, sort=False, dropna=False) if by else [((), table)]:
+    if not by:
+        yield "", table.reset_index(drop=True)
+        return
+    for key, part in table.groupby(by, sort=False, dropna=False):
         yield read_symbol(str(key[0])) if symbols is not None else "", part.reset_index(drop=True)
 
 
@@ -148,7 +151,7 @@ def _best_order(rows: np.ndarray) -> str:
             ascending = np.abs(np.log(o[1:] / c[:-1])), np.abs(np.log(o[:-1] / c[1:]))  # newest first: the other way
         steps = min((float(np.nanmean(step)) for step in ascending if np.isfinite(step).any()), default=0.0)
         misfit[order] = float(wrong.mean()), steps
-    best = min(misfit, key=misfit.get)
+    best = min(misfit, key=misfit.__getitem__)
     return ORDERS[0] if misfit[ORDERS[0]] <= misfit[best] else best
 
 
@@ -277,7 +280,7 @@ def _read_starts(
     start: pd.Series | None, end: pd.Series | None, where: str, notes: list[str]
 ) -> tuple[pd.DatetimeIndex, str]:
     """Return bar starts and interval, as starts and close times agree on them; at least one of the two is there."""
-    if start is None:
+    if start is None and end is not None:
         closes = times.read_times(end, where)
         step = _step(closes, where)
         if not step:

@@ -3,7 +3,7 @@
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance, derivatives, files, synthetic, yahoo
@@ -53,7 +53,7 @@ def open_files(experiment: Experiment) -> files.Found:
 
 def load_klines(
     experiment: Experiment, tell: Callable[[str], None] = lambda text: None, found: files.Found | None = None
-) -> dict[str, Klines | Trace]:
+) -> Mapping[str, Klines | Trace]:
     """Get the bars of an experiment from its source, and context beside them; `tell` hears what is going on.
 
     found: its own files, where they have been opened already.

@@ -1,5 +1,6 @@
 """Whether the hosts that bars and models come from answer from here, and how soon."""
 
+import itertools
 import os
 import time
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def try_hosts(hosts: Mapping[str, str] | None = None, seconds: float = SECONDS) 
     """Ask each host once, all at the same time."""
     hosts = find_hosts() if hosts is None else hosts
     with ThreadPoolExecutor(len(hosts)) as pool:
-        return list(pool.map(lambda item: _try(*item, seconds), hosts.items()))
+        return list(pool.map(_try, hosts, hosts.values(), itertools.repeat(seconds)))
 
 
 def _try(name: str, url: str, seconds: float) -> Reach:

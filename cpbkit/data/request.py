@@ -159,9 +159,9 @@ def lacking_days(order: Order, held: Holding, probe: bool) -> list[ArchiveFile]:
     if order.interval in MONTHLY_ONLY:
         return []
     days = dates(_unsettled_bars(order, held), "D")
-    chosen = []
-    for month, listed in itertools.groupby(days, key=lambda day: day[:7]):
-        whole, listed = order.file(month), list(listed)
+    chosen: list[str] = []
+    for month, of_month in itertools.groupby(days, key=lambda day: day[:7]):
+        whole, listed = order.file(month), list(of_month)
         low, high = whole.span
         traded = any(r.kind == "daily" and low <= r.start < high for r in held.records.values())
         if whole.name in held.absent and order.is_rolled_up(whole) and not traded:

@@ -15,8 +15,10 @@ STARTS = tuple(
 )
 ENDS = tuple("closetimems closetime timeperiodend timeclose endtime closeat".split())
 # Times that are not ISO 8601. Day first and month first are both tried: one of them must fail.
-_DAYS = ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%y")
-_DAYS += ("%d/%m/%y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%B %d, %Y", "%Y%m%d", "%Y年%m月%d日", "%a %b %d %Y")
+_DAYS = [
+    *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%y"),
+    *("%d/%m/%y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%B %d, %Y", "%Y%m%d", "%Y年%m月%d日", "%a %b %d %Y"),
+]
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I-%p", " %H%M%S", " %H%M")
 FORMATS = tuple(f"{day}{clock}" for day in _DAYS for clock in _CLOCKS)
 # After a time of day an offset, the name of UTC, or both; after a day its name alone.

@@ -1,5 +1,6 @@
 """Network traces, what a sender of video sees of its link every 200 ms: a person's own, or made up."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ def find_traces(path: str | Path) -> dict[str, Path]:
     return found
 
 
-def read_trace(path: str | Path, name: str) -> Trace:
+def read_trace(path: str | os.PathLike, name: str) -> Trace:
     """Read a trace from CSV, Parquet, feather or JSON: delay (ms), loss_ratio (0 to 1), rates and bandwidth in bit/s.
 
     delay_gradient, throughput and bandwidth are computed where they are absent; the bandwidth of a row is the

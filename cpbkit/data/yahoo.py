@@ -131,7 +131,7 @@ def join_context(klines: Klines, context: dict[str, pd.DataFrame]) -> pd.DataFra
     _, interval = split_name(klines.passport.series)
     known_at = klines.frame.index + pd.Timedelta(seconds=INTERVAL_SECONDS[interval])
     left = pd.DataFrame({"close_time": known_at.as_unit("ns")})
-    columns = {}
+    columns: dict[str, np.ndarray] = {}
     for ticker, bars in context.items():
         right = pd.DataFrame(
             {

@@ -196,8 +196,8 @@ def _regress(series, k, design, origins, horizon, train_end, penalties) -> np.nd
         scale = _scale(design, early)
         gram, cross = _moments(series, k, design, scale, late, horizon)
         early_moments = _moments(series, k, design, scale, early, horizon)
-        weights = [_solve(*early_moments, penalty) for penalty in penalties]
-        losses = [np.sum(w * (gram @ w - 2 * cross)) for w in weights]  # the squared error less y'y
+        trials = [_solve(*early_moments, penalty) for penalty in penalties]
+        losses = [np.sum(w * (gram @ w - 2 * cross)) for w in trials]  # the squared error less y'y
         penalty = penalties[int(np.argmin(losses))]
     centre, spread = scale = _scale(design, rows)
     weights = _solve(*_moments(series, k, design, scale, rows, horizon), penalty)
@@ -211,11 +211,12 @@ def _scale(design, rows) -> tuple[np.ndarray, np.ndarray]:
 
 def _moments(series, k, design, scale, rows, horizon) -> tuple[np.ndarray, np.ndarray]:
     """Sum X'X (P + 1, P + 1) and X'Y (P + 1, H) in pieces: memory does not grow with rows x horizon."""
-    gram, cross = 0.0, 0.0
+    columns = design.shape[1] + 1
+    gram, cross = np.zeros((columns, columns)), np.zeros((columns, horizon))
     for piece in np.array_split(rows, len(rows) // 8192 + 1):
         x = np.hstack([np.ones((len(piece), 1)), (design[piece] - scale[0]) / scale[1]])
-        gram = gram + x.T @ x
-        cross = cross + x.T @ _truth(series, k, piece, horizon)
+        gram += x.T @ x
+        cross += x.T @ _truth(series, k, piece, horizon)
     return gram, cross
 
 

@@ -91,7 +91,7 @@ def simulate(market: str, bars: int, series: int, rng: np.random.Generator) -> n
 
 
 def _cell(market: str, horizon: int, count: int, runs: int, rng: np.random.Generator) -> Cell:
-    kinds = {"even": [], "trained": [], "planted": []}
+    kinds: dict[str, list[np.ndarray]] = {"even": [], "trained": [], "planted": []}
     for begin in range(0, runs, AT_ONCE):
         series = SERIES * min(AT_ONCE, runs - begin)
         shocks = simulate(market, TRAIN + count + horizon, series, rng)
@@ -147,9 +147,9 @@ def _even(returns: np.ndarray, horizon: int, count: int, rng: np.random.Generato
     """Return the losses of two forecasts of nothing but noise, a persistent and a white one, of the same size."""
     size = NOISE * np.sqrt(horizon) * returns[:TRAIN].std(axis=0)
     noises = [_persistent(0.95, count, returns.shape[1], rng) * size for _ in range(2)]
-    losses = 0.0
+    losses = np.zeros((2, count, returns.shape[1]))
     for ahead, move in enumerate(_truth(returns, horizon, count), start=1):
-        losses = losses + np.stack([(move - np.sqrt(ahead / horizon) * noise) ** 2 for noise in noises])
+        losses += np.stack([(move - np.sqrt(ahead / horizon) * noise) ** 2 for noise in noises])
     return _over_variance(losses, returns, horizon)
 
 
@@ -166,11 +166,12 @@ def _trained(returns: np.ndarray, horizon: int, count: int) -> np.ndarray:
     x, y = returns[: TRAIN - 1], returns[1:TRAIN]
     phi = np.sum(x * y, axis=0) / np.sum(x * x, axis=0)
     start = len(returns) - horizon - count
-    step, forecast, losses = returns[start : start + count], 0.0, 0.0
+    step, forecast = returns[start : start + count], np.zeros((count, returns.shape[1]))
+    losses = np.zeros((2, count, returns.shape[1]))
     for move in _truth(returns, horizon, count):
         step = phi * step
         forecast = forecast + step
-        losses = losses + np.stack([(move - forecast) ** 2, move**2])
+        losses += np.stack([(move - forecast) ** 2, move**2])
     return _over_variance(losses, returns, horizon)
 
 

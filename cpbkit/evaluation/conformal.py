@@ -1,4 +1,4 @@
-"""Adaptive conformal intervals around any point forecast, and what they held.
+"""Adaptive conformal prediction intervals around any point forecast, and what they held.
 
 N windows (oldest first), H horizon, K targets.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpbkit.evaluation import metrics
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import UNITS, is_enough
 
 if TYPE_CHECKING:  # windows needs torch
@@ -24,8 +25,8 @@ POINTS, LEAST = 40, 20  # most points of coverage over time, and fewest windows 
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """Intervals forecast +- half, and whether they held."""
+class PredictionIntervals:
+    """Prediction intervals forecast +- half, and whether they held."""
 
     half: np.ndarray  # (N, H, K) half widths, in the unit of the errors
     inside: np.ndarray  # (N, H, K) whether the truth was inside
@@ -34,8 +35,8 @@ class Intervals:
 
 def conformal_intervals(
     calibration: np.ndarray, errors: np.ndarray, alpha: float = ALPHA, rate: float = 0.02, memory: int = 500
-) -> Intervals:
-    """Put adaptive intervals around any point forecast (Gibbs & Candès 2021), a stream for each step and target.
+) -> PredictionIntervals:
+    """Put adaptive prediction intervals around any point forecast (Gibbs & Candès 2021), per step and target.
 
     calibration (V, H, K): truth - forecast on the validation windows, oldest first. errors (N, H, K): the same on
     the test windows, which are a bar apart; the error h + 1 bars ahead is used from h + 1 bars later on, when it is
@@ -49,13 +50,14 @@ def conformal_intervals(
     for h, k in np.ndindex(scores.shape[1:]):
         stream = before[:, h, k].tolist(), scores[:, h, k].tolist()
         half[:, h, k], levels[:, h, k] = _stream(*stream, h + 1, alpha, rate)
-    return Intervals(half, scores <= half, levels)
+    return PredictionIntervals(half, scores <= half, levels)
 
 
 def _stream(before: list[float], scores: list[float], ahead: int, alpha: float, rate: float):
     """Return half widths and levels of one stream, whose score i is known at window i + ahead."""
     ranked, all_scores, size, level = sorted(before), before + scores, len(before), alpha
-    half, levels = [], []
+    half: list[float] = []
+    levels: list[float] = []
     for i in range(len(scores)):  # a sorted list, since numpy would sort the memory anew each time
         if i >= ahead:
             new = scores[i - ahead]
@@ -67,10 +69,10 @@ def _stream(before: list[float], scores: list[float], ahead: int, alpha: float, 
     return half, levels
 
 
-def judge_intervals(
+def judge_prediction_intervals(
     series: "Series", splits: "Splits", context: int, validation: np.ndarray, test: np.ndarray
 ) -> tuple[dict[str, dict], dict[str, np.ndarray]]:
-    """Say by head, in plain JSON types, what intervals around y of the validation and test windows held on test.
+    """Say by head, in plain JSON types, what prediction intervals around a model's y held on the test windows.
 
     Also return their half widths through the test, (W, H, K) of y, by head.
 
@@ -84,8 +86,8 @@ def judge_intervals(
     moves = np.abs(series.levels[1:] - series.anchors[:-1])
     for head in dict.fromkeys(series.heads):
         columns = [k for k, owner in enumerate(series.heads) if owner == head]
-        naive = [truth[..., columns] for truth in truths]
-        own = [y - scale * told[..., columns] for y, told in zip(naive, (validation, test), strict=True)]
+        naive = truths[0][..., columns], truths[1][..., columns]
+        own = naive[0] - scale * validation[..., columns], naive[1] - scale * test[..., columns]
         running = np.concatenate([[0.0], np.cumsum(moves[:, columns].mean(axis=1))])
         wildness = running[splits.test] - running[splits.test - max(1, context - 1)]
         intervals = conformal_intervals(*own)
@@ -111,7 +113,7 @@ def judge_intervals(
     return found, halves
 
 
-def _score(errors: np.ndarray, intervals: Intervals) -> float:
+def _score(errors: np.ndarray, intervals: PredictionIntervals) -> float:
     return float(metrics.interval_score(errors, -intervals.half, intervals.half, ALPHA).mean())
 
 
@@ -159,11 +161,11 @@ def judge_quantiles(
     return found
 
 
-def say_quantiles(results: Iterable[Mapping]) -> dict[str, str]:
-    """Say by head, in a line, how the quantiles of a run did beside those of persistence; lines of a ledger."""
+def say_quantiles(results: Iterable[ResultLine]) -> dict[str, str]:
+    """Say by head, in one line, how the quantiles of a run did beside those of persistence; lines of a ledger."""
     by_head: dict[str, list[Mapping]] = {}
     for line in results:
-        for head, told in line.get("quantiles", {}).items():
+        for head, told in line.quantiles.items():
             by_head.setdefault(head, []).append(told)
     said = {}
     for head, group in by_head.items():

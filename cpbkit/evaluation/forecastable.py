@@ -27,7 +27,7 @@ SPANS = (5, 22)  # bars, besides one, a day and a week: Corsi's (2009) without h
 ALL = "all series"
 
 
-def forecastable(bars: Mapping[str, Klines], horizons: Sequence[int] = HORIZONS) -> pd.DataFrame:
+def forecastable(bars: Mapping[str, object], horizons: Sequence[int] = HORIZONS) -> pd.DataFrame:
     """Judge every target of every series at every horizon: a row each, and one for all series at once.
 
     Return and direction are forecast by a ridge regression on recent returns, volatilities and volumes; volatility,
@@ -37,11 +37,14 @@ def forecastable(bars: Mapping[str, Klines], horizons: Sequence[int] = HORIZONS)
     """
     if not horizons or min(horizons) < 1 or max(horizons) * 10 > LEAST_BARS:
         raise CpbkitError(f"horizons must be 1 to {LEAST_BARS // 10} bars; got {tuple(horizons)}")
+    series = {name: one for name, one in bars.items() if isinstance(one, Klines)}
+    if len(series) < len(bars):
+        raise DataError("a map takes bars, with open, high, low, close and volume; these are tables of other columns")
     if not bars:
         raise CpbkitError("a map needs the bars of at least one series; got none")
     cells = {
         (name, target, horizon): losses
-        for name, klines in bars.items()
+        for name, klines in series.items()
         for target, horizon, losses in _losses(klines, sorted(set(horizons)))
     }
     singles = [_row(name, target, one) for (name, target, _), one in cells.items()]

@@ -8,7 +8,7 @@ import math
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ class Losses:
     """What a model and each naive forecast lost at the test windows of one head of one series."""
 
     times: np.ndarray  # (W,) int64, seconds since 1970 of the origins
-    step_seconds: int
+    step_seconds: float  # bar length
     horizon: int  # bars
     variance: np.ndarray  # (W,) known at the origin, which losses are divided by
     model: np.ndarray  # (W,) mean squared error of a window
@@ -56,7 +56,7 @@ def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str =
 
 def to_bytes(by_head: Mapping[str, Losses], shown: Mapping[str, past.Past] | None = None) -> bytes:
     """Pack the losses of a series, and its last forecasts to be shown, head by head, as a file of numpy arrays."""
-    arrays = past.arrays_of(shown or {})
+    arrays: dict[str, Any] = past.arrays_of(shown or {})
     for head, one in by_head.items():
         arrays |= {f"{head}/about": np.array([one.step_seconds, one.horizon]), f"{head}/times": one.times}
         arrays |= {f"{head}/variance": one.variance.astype(np.float32), f"{head}/model": one.model}
@@ -75,8 +75,8 @@ def from_bytes(content: bytes) -> dict[str, Losses]:
         named = (f"{head}/baseline ", f"{head}/floor ")  # as earlier versions called them
         baselines = {n.removeprefix(f"{head}/").partition(" ")[2]: v for n, v in arrays.items() if n.startswith(named)}
         step_seconds, horizon = arrays[f"{head}/about"].tolist()
-        columns = (arrays[f"{head}/{name}"] for name in ("variance", "model"))
-        found[head] = Losses(arrays[f"{head}/times"], step_seconds, horizon, *columns, baselines)
+        times, variance, model = (arrays[f"{head}/{name}"] for name in ("times", "variance", "model"))
+        found[head] = Losses(times, step_seconds, int(horizon), variance, model, baselines)
     return found
 
 
@@ -132,14 +132,15 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     best = min(baselines, key=lambda name: baselines[name].mean())
     count, against = len(model), baselines[best]
     wins = [one.baselines[best] / one.variance for one in parts.values()]
-    win_rate = np.mean([(o.model / o.variance).mean() < w.mean() for o, w in zip(parts.values(), wins, strict=True)])
+    win_rate = float(
+        np.mean([(o.model / o.variance).mean() < w.mean() for o, w in zip(parts.values(), wins, strict=True)])
+    )
     skill = 1 - math.sqrt(model.mean() / against.mean())
-    about = {"series": len(parts), "times": count, "baseline": best, "skill": skill, "win_rate": float(win_rate)}
     told = f"skill {100 * skill:+.2f} % against {best}"
     if not is_enough(count, horizon):
         least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
         verdict = Verdict(TOO_FEW, 1.0, f"{count} times of {horizon} bars, a word takes {least}; {told}")
-        return Pooled(verdict, skill_low=-math.inf, skill_high=1.0, statistic=0.0, **about)
+        return Pooled(verdict, len(parts), count, best, skill, -math.inf, 1.0, 0.0, win_rate)
     outside = (1 - metrics.LEVEL) / 2
     ratios = metrics.ratio_interval(model, against, horizon, (outside / len(baselines), outside))
     low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
@@ -148,7 +149,7 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     reason = f"skill {100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}) against {best}, p {p:.2g}, "
     reason += f"better on {100 * win_rate:.0f} % of them"
     verdict = Verdict(word_of(p, low, high), p, reason)
-    return Pooled(verdict, skill_low=low, skill_high=high, statistic=statistic, **about)
+    return Pooled(verdict, len(parts), count, best, skill, low, high, statistic, win_rate)
 
 
 def _shared_baselines(parts: Mapping[str, Losses]) -> list[str]:
@@ -163,7 +164,7 @@ def _means(parts: Mapping[str, Losses], models: Sequence[Mapping[str, np.ndarray
     models: losses (W,) by series, of each model.
     """
     width = max(one.step_seconds for one in parts.values())
-    horizon = max(-(-one.horizon * one.step_seconds // width) for one in parts.values())
+    horizon = max(int(-(-one.horizon * one.step_seconds // width)) for one in parts.values())
     names = _shared_baselines(parts)
     slots, inverse = np.unique(np.concatenate([one.times // width for one in parts.values()]), return_inverse=True)
     columns = []
@@ -186,7 +187,8 @@ def compare_runs(runs: Mapping[str, Mapping[str, Losses]]) -> pd.DataFrame:
     shared = [name for name in first if all(name in other for other in others)]
     if not shared:
         raise CpbkitError("runs to compare must have a series in common; these have none")
-    parts, models = {}, [{} for _ in runs]
+    parts: dict[str, Losses] = {}
+    models: list[dict[str, np.ndarray]] = [{} for _ in runs]
     for name in shared:
         group = [run[name] for run in runs.values()]
         times = group[0].times

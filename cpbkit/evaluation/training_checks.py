@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cpbkit.evaluation.results import ResultLine
+
 SCALE = 0.01, 100.0  # between which the root mean square of scaled targets should lie
 FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss is off
 SKIPPED = 0.02  # share of steps without a finite gradient above which a number format is too small
@@ -23,30 +25,30 @@ class Check:
     evidence: str
 
 
-def check_results(results: Iterable[dict]) -> list[Check]:
+def check_results(results: Iterable[ResultLine]) -> list[Check]:
     """Examine each line of a ledger: are its targets and first loss of the right order, has it learned anything?"""
-    return [Check(line["series"], *found) for line in results for found in _check(line)]
+    return [Check(line.series, *found) for line in results for found in _check(line)]
 
 
-def _check(line: dict) -> Iterable[tuple[str, str, str]]:
+def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
     """Yield the check, its verdict and the evidence."""
-    if line["status"] == "failed":
-        yield "data", "SICK", line["reason"]
+    if line.status == "failed":
+        yield "data", "SICK", line.reason
         return
-    if line["status"] == "sick":
-        yield "finite", "SICK", line["reason"]
+    if line.status == "sick":
+        yield "finite", "SICK", line.reason
     else:
-        yield "finite", "OK", f"every loss of {line['epochs']} epochs"
-    if "could not be captured" in line.get("mode", ""):
-        yield "step", "NOTE", line["mode"]
-    size = math.sqrt(line["persistence"]["train"])
+        yield "finite", "OK", f"every loss of {line.epochs} epochs"
+    if "could not be captured" in line.mode:
+        yield "step", "NOTE", line.mode
+    size = math.sqrt(line.persistence["train"])
     verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
     why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
     yield "target scale", verdict, f"scaled targets are {size:.3g} on average{why}"
-    curve = {name: [value for value in values if value is not None] for name, values in line["curve"].items()}
+    curve = {name: [value for value in values if value is not None] for name, values in line.curve.items()}
     if curve["train"]:
-        spreads = {head: judged["spread"] for head, judged in line["test"].items()}
-        yield from _check_losses(curve, {kind: line[kind] for kind in ("persistence", "mean") if kind in line})
+        spreads = {head: judged["spread"] for head, judged in line.test.items()}
+        yield from _check_losses(curve, {"persistence": line.persistence} | ({"mean": line.mean} if line.mean else {}))
         yield from _check_gradient(curve, spreads)
         yield from _check_outputs(spreads)
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ import scipy
 
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import baselines, metrics
+from cpbkit.evaluation.results import ResultLine
 
 if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
     from cpbkit.windows.series import Series
@@ -26,6 +27,7 @@ UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit
 WORST_SKILL = -99.0  # stands for minus infinity, where a baseline is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
 CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
+NOTHING = (None, None, None)  # of a value with the ends of its interval that cannot be told
 EARLIER_NAMES = {  # of fields, in ledgers of earlier versions
     "best_floor": "best_baseline",
     "floor_rmse_by_horizon": "baseline_rmse_by_horizon",
@@ -89,10 +91,11 @@ class Judgement:
     @classmethod
     def from_dict(cls, raw: Mapping) -> "Judgement":
         """Read what `to_dict` wrote, of this version or a later one. Errors: CpbkitError where something is missing."""
-        named = {EARLIER_NAMES.get(name, name): value for name, value in raw.items()}
+        named: dict[str, Any] = {EARLIER_NAMES.get(name, name): value for name, value in raw.items()}
         known = {field.name for field in dataclasses.fields(cls)}
         try:
-            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in named.items() if k in known})
+            told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items() if k in known}
+            return cls(**told)
         except TypeError as error:
             raise CpbkitError(f"this run was judged by another version of cpbkit; sweep anew ({error})") from None
 
@@ -142,11 +145,18 @@ def judge(
     losses = plain if variance is None else {name: loss / variance for name, loss in plain.items()}
     best = min(baselines, key=lambda name: losses[name].mean())
     compared, untested = compare(losses[""], losses[best], horizon, len(baselines))
-    persistence = losses.get("persistence")
+    rmse_skill, rmse_skill_low, rmse_skill_high = _skill(plain[""], plain[best], horizon, len(baselines))
     moves, told = truth[:, -1, direction_of], forecast[:, -1, direction_of]
-    signs = metrics.direction(moves, told, overlap=horizon)
     enough = is_enough(windows, horizon)
+    # Each a value and the ends of its interval, or None where nothing is said.
+    persistence = _skill(losses[""], losses["persistence"], horizon) if "persistence" in losses else NOTHING
+    signs = metrics.direction(moves, told, overlap=horizon) or NOTHING
+    ic = (metrics.rank_correlation(moves, told, horizon) if enough else None) or NOTHING
+    fee = (metrics.break_even_fee(moves * 1e4, told, horizon) if is_price and enough else None) or NOTHING
+    if not np.isfinite(np.array(fee, float)).all():
+        fee = NOTHING
     moved = truth.var(axis=0).mean()
+    level = {} if anchors is None else _level_errors(truth, forecast, anchors, unit)
     return Judgement(
         windows=windows,
         horizon=horizon,
@@ -157,27 +167,37 @@ def judge(
         best_baseline=best,
         baseline_rmse_by_horizon=tuple((metrics.rmse(truth, baselines[best], axis=(0, 2)) * unit_scale).tolist()),
         baselines={name: math.sqrt(plain[name].mean()) * unit_scale for name in baselines},
-        **compared,
-        **_named("rmse_skill", _skill(plain[""], plain[best], horizon, len(baselines))),
+        skill=compared["skill"],
+        skill_low=compared["skill_low"],
+        skill_high=compared["skill_high"],
+        statistic=compared["statistic"],
+        p=compared["p"],
+        rmse_skill=rmse_skill,
+        rmse_skill_low=rmse_skill_low,
+        rmse_skill_high=rmse_skill_high,
         diebold_mariano=_diebold_mariano(plain[""], plain[best], horizon),
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
-        **({} if persistence is None else _named("persistence_skill", _skill(losses[""], persistence, horizon))),
+        persistence_skill=persistence[0],
+        persistence_skill_low=persistence[1],
+        persistence_skill_high=persistence[2],
         mase=metrics.mase(truth, forecast, scale) if scale is not None and scale.mean() > 0 else None,
-        **_named("direction", signs),
-        **_named("ic", metrics.rank_correlation(moves, told, horizon) if enough else None),
-        **_named("fee", _finite(metrics.break_even_fee(moves * 1e4, told, horizon)) if is_price and enough else None),
+        direction=signs[0],
+        direction_low=signs[1],
+        direction_high=signs[2],
+        ic=ic[0],
+        ic_low=ic[1],
+        ic_high=ic[2],
+        fee=fee[0],
+        fee_low=fee[1],
+        fee_high=fee[2],
+        level_rmse=level.get("level_rmse"),
+        level_mae=level.get("level_mae"),
+        r2=level.get("r2"),
+        r2_persistence=level.get("r2_persistence"),
+        mape=level.get("mape"),
+        mape_persistence=level.get("mape_persistence"),
         notes=notes + untested,
-        **(_level_errors(truth, forecast, anchors, unit) if anchors is not None else {}),
     )
-
-
-def _named(name: str, value: tuple[float, float, float] | None) -> dict[str, float]:
-    """Return a value and the ends of its interval by the names of their fields."""
-    return dict(zip((name, f"{name}_low", f"{name}_high"), value or (), strict=False))
-
-
-def _finite(value: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
-    return value if value and np.isfinite(value).all() else None
 
 
 def _skill(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int = 1) -> tuple[float, float, float]:
@@ -200,8 +220,9 @@ def compare(
 
     count: of how many naive forecasts the best was taken.
     """
-    found, notes = _named("skill", _skill(loss, baseline_loss, horizon, count)), ()
-    statistic, p = metrics.cosine_test(loss - baseline_loss, horizon)
+    skill, low, high = _skill(loss, baseline_loss, horizon, count)
+    notes: tuple[str, ...] = ()
+    statistic, p = map(float, metrics.cosine_test(loss - baseline_loss, horizon))
     if not baseline_loss.any():
         notes = ("the best baseline makes no error",)
     elif not is_enough(len(loss), horizon):
@@ -210,7 +231,8 @@ def compare(
         statistic, p = 0.0, 1.0
     # The luckiest of several baselines was taken, so to lose against it happens by chance that many times as often.
     p = min(1.0, p * count) if statistic > 0 else p
-    return found | {"statistic": float(np.clip(statistic, -99, 99)), "p": float(p)}, notes
+    statistic = float(np.clip(statistic, -99, 99))
+    return {"skill": skill, "skill_low": low, "skill_high": high, "statistic": statistic, "p": p}, notes
 
 
 def _diebold_mariano(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int) -> float:
@@ -333,7 +355,7 @@ def say_worth(j: Judgement, word: str) -> str:
 
     word: of its verdict, without which a fee above 0 is one lucky interval of many.
     """
-    if j.ic is None or j.fee is None:
+    if j.ic is None or j.fee is None or j.fee_low is None:
         return ""
     ic = f"information coefficient {j.ic:+.3f} ({j.ic_low:+.3f} to {j.ic_high:+.3f})"
     fee = f"break-even fee {j.fee:.1f} bp ({j.fee_low:.1f} to {j.fee_high:.1f})"
@@ -354,9 +376,9 @@ MEANING = {  # of a verdict, for who would act on it
 }
 
 
-def meanings(results: Iterable[Mapping]) -> dict[str, str]:
+def meanings(results: Iterable[ResultLine]) -> dict[str, str]:
     """Say by series what the verdict on its first head means for who would act on it; lines of a ledger."""
-    group = next(iter(judgements(line for line in results if line["status"] == "done").values()), {})
+    group = next(iter(judgements(line for line in results if line.status == "done").values()), {})
     return {
         name: f"{verdict.word}: "
         + MEANING[verdict.word].format(
@@ -376,12 +398,12 @@ def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
     return line + (f"; {unjudged} could not be judged" if unjudged else "")
 
 
-def judgements(results: Iterable[Mapping]) -> dict[str, dict[str, Judgement]]:
+def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]:
     """Read the judgements from lines of a ledger: {head: {series: Judgement}}; a line without any adds nothing."""
     found: dict[str, dict[str, Judgement]] = {}
     for line in results:
-        for head, raw in line["test"].items():
-            found.setdefault(head, {})[line["series"]] = Judgement.from_dict(raw)
+        for head, raw in line.test.items():
+            found.setdefault(head, {})[line.series] = Judgement.from_dict(raw)
     return found
 
 

@@ -33,7 +33,7 @@ def pool(n: Numbers, policy: Policy) -> Numbers:
     waits = not 1 / clear <= n.cached / busy <= clear
     if not waits:
         cached = (n.cached + busy) / 2
-        n = replace(n, cached=cached, **{"host" if n.host > n.device else "device": cached})
+        n = replace(n, cached=cached, host=cached) if n.host > n.device else replace(n, cached=cached, device=cached)
     lost = max(0.0, n.cached - busy) if waits else 0.0
     expected = _combine(n, n.host, n.device) + lost
     if not 1 / clear <= n.loop / expected <= clear:
@@ -41,8 +41,10 @@ def pool(n: Numbers, policy: Policy) -> Numbers:
     loop = (n.loop + expected * (2 - waits)) / (3 - waits)  # without waits the expected one stands for two looks
     if waits:
         return replace(n, loop=loop)
-    slower = ("host", "loader") if n.host + n.loader > n.device else ("device",)
-    return replace(n, loop=loop, **{name: getattr(n, name) * loop / expected for name in slower})
+    factor = loop / expected
+    if n.host + n.loader > n.device:
+        return replace(n, loop=loop, host=n.host * factor, loader=n.loader * factor)
+    return replace(n, loop=loop, device=n.device * factor)
 
 
 def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:

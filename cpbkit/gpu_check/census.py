@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -88,7 +89,8 @@ class Census(TorchDispatchMode):
         self.live.append(sum(size for _, size in self._storages.values()))
 
     def _add_wait(self) -> None:
-        frame = sys._getframe()  # in a backward of the device's own thread there are no frames of the person
+        # In a backward of the device's own thread there are no frames of the person.
+        frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_filename.startswith(OWN):
             if frame.f_code.co_filename.startswith(OPTIMIZERS):
                 return  # the optimiser's step count is a tensor on the host: reading it waits for nothing

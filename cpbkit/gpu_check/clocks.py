@@ -48,7 +48,7 @@ class CudaClock(HostClock):
     def __init__(self, device: str = "cuda"):
         self.device = torch.device(device)
         # Private to torch, used by its own tests: there may be none one day.
-        self._sleep = getattr(torch.cuda, "_sleep", None)
+        self._sleep: Callable[[int], None] = getattr(torch.cuda, "_sleep", None)  # type: ignore[assignment]
         self.can_plug = self._sleep is not None
         if self.can_plug:  # the first call loads the kernel, and an idle chip begins slowly: the fastest counts
             self._rate = max(self._measure_rate() for _ in range(3))

@@ -28,7 +28,7 @@ def compare_reports(before: dict, after: dict) -> dict:
     each = [1e3 / rate for rate in rates]
     names = list(dict.fromkeys([*before["shares"], *after["shares"]]))
     shares = {n: [r["shares"].get(n, 0.0) * ms for r, ms in zip((before, after), each, strict=True)] for n in names}
-    texts = [{}, {}]
+    texts: list[dict[str, float]] = [{}, {}]
     for found, report, ms in zip(texts, (before, after), each, strict=True):
         for line in report["lines"]:  # by text: a change moves the numbers of lines
             found[line["text"]] = found.get(line["text"], 0.0) + line["share"] * ms

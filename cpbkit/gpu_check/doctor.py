@@ -128,20 +128,20 @@ def render(examination: Examination) -> str:
     """Write the examination for a terminal or a notebook."""
     e = examination
     lines = [*e.environment.lines(), ""]
-    if e.failure:
+    if e.measured is None or e.diagnosis is None:
         lines += [f"{e.step}: no diagnosis. {e.failure}"]
     else:
-        lines += [*_render_diagnosis(e), "", *_render_bill(e.diagnosis.fixes, e.gains)]
+        lines += [*_render_diagnosis(e.step, e.measured, e.diagnosis), "", *_render_bill(e.diagnosis.fixes, e.gains)]
         beside = (*e.diagnosis.beside, *e.measured.problems)
         lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
     lines += [] if e.failure else ["", "How far to trust this machine's verdicts: cpbkit doctor --inject"]
     return "\n".join(lines)
 
 
-def _render_diagnosis(e: Examination) -> list[str]:
-    n, d = e.measured.numbers, e.diagnosis
+def _render_diagnosis(step: str, measured: Measured, d: Diagnosis) -> list[str]:
+    n = measured.numbers
     return [
-        f"One training step of {e.step}, {n.batch} samples (spread {n.spread:.0%}; {e.measured.method})",
+        f"One training step of {step}, {n.batch} samples (spread {n.spread:.0%}; {measured.method})",
         f"  {_render_numbers(n)}",
         "",
         f"{d.verdict.replace('_', '-')}   {d.text}",

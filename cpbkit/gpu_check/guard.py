@@ -122,9 +122,9 @@ def _flags() -> Iterator[tuple[Callable, Callable]]:
         yield torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode
 
 
-def _keep(belongings: list, notes: Notes) -> Iterator[Callable[[], None]]:
+def _keep(belongings: list, notes: Notes) -> Iterator[Callable[[], object]]:
     """Yield what restores each thing; tensors last, after what holds them."""
-    names = {}
+    names: dict[int, str] = {}
     for module in (thing for thing in reversed(belongings) if isinstance(thing, nn.Module)):  # the whole model last
         names |= {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
     for thing in belongings:
@@ -159,7 +159,7 @@ def _keep_tensor(name: str, tensor: Tensor, notes: Notes) -> Callable[[], None]:
         if tensor.is_leaf:
             tensor.grad = grad
             tensor.requires_grad_(needs_grad)
-        if grad is not None:
+        if grad is not None and grad_content is not None:
             grad.copy_(grad_content)
 
     return restore

@@ -1,12 +1,14 @@
 """Figures of the machine: launch cost, copies, matrix products, and the path and time of a recurrent layer."""
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
-from cpbkit.gpu_check.clocks import find_middle, make_clock, measure_call, time_block
+from cpbkit.gpu_check.clocks import CudaClock, find_middle, make_clock, measure_call, time_block
 from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.rnn_path import Recurrence, predict_path, read_path
 from cpbkit.hardware.chips import find_chip
@@ -39,12 +41,13 @@ def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
     for size in (1 << 16, 1 << 18, 1 << 26) if on_gpu else ():
         for pinned in (False, True):
             source, target = torch.ones(size // 4, pin_memory=pinned), torch.empty(size // 4, device=device)
+            copy = functools.partial(target.copy_, source, non_blocking=True)
             name = f"to the device, {size >> 10} KB {'pinned' if pinned else 'pageable'} GB/s"
-            found[name] = best(lambda s=source, t=target: t.copy_(s, non_blocking=True), size) / 1e9
+            found[name] = best(copy, size) / 1e9
     n = 4096 if on_gpu else 512
     for name in ("float32", "float16", "bfloat16") if on_gpu else ("float32",):
         x = torch.ones(n, n, device=device, dtype=getattr(torch, name))
-        found[f"matmul {name} TFLOP/s"] = best(lambda x=x: x @ x, 2.0 * n**3) / 1e12
+        found[f"matmul {name} TFLOP/s"] = best(functools.partial(torch.matmul, x, x), 2.0 * n**3) / 1e12
     if not on_gpu:
         return found
     chip = find_chip(torch.cuda.get_device_name(device))
@@ -71,8 +74,11 @@ def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
 
     clock = make_clock(device)
     step()
-    row = {"hidden": r.hidden, "ms": find_middle([time_block(clock, step) for _ in range(repeats)])[0] * 1e3}
-    if clock.serial:
+    row: dict[str, Any] = {
+        "hidden": r.hidden,
+        "ms": find_middle([time_block(clock, step) for _ in range(repeats)])[0] * 1e3,
+    }
+    if not isinstance(clock, CudaClock):
         return row | {"chip": "T4", "predicted": predict_path(r).name, "ran": "", "kernels": NAN}
     row["chip"] = torch.cuda.get_device_name(device)
     p, flags = torch.cuda.get_device_properties(device), torch.backends.cudnn

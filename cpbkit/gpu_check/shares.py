@@ -1,7 +1,7 @@
 """From looks at a thread's stack to shares of a loop's time, by phase and by line of the person's code: pure."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -111,20 +111,21 @@ def attribute(
             regions.add(_region(s, names, of_step, loop, at))
     regions.discard(None)
 
-    accounts: Counter[str] = Counter()
+    accounts: defaultdict[str, float] = defaultdict(float)
     lines: defaultdict[tuple, float] = defaultdict(float)
-    libraries: dict[tuple, Counter] = defaultdict(Counter)
+    libraries: defaultdict[tuple, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     inside = 0.0
     for s, seconds in seen.items():
         here = next((line for number, line in s.own if number == owner), 0) if loop else 0
-        within = bool(loop) and loop.holds(names[owner].file, here)
+        within = loop is not None and loop.holds(names[owner].file, here)
         account = first_phase(s)
         if account in ("", "data") and _region(s, names, of_step, loop, at) in regions:
             account = "validation"
         elif account == "":
-            header = within and here <= loop.head
+            head = loop.head if loop is not None and within else -1
             drawing = s.library in KINDS[1][1]
-            before = within and loop.head < here < at.get("forward", 0) and source.counts_only(loop)
+            header = within and here <= head
+            before = loop is not None and within and head < here < at.get("forward", 0) and source.counts_only(loop)
             account = "data" if (header or before) and not drawing else "rest"
         if loop and not within and account in ("rest", "data"):
             account = "outside"
@@ -141,7 +142,7 @@ def attribute(
         number, line, account, caller = key
         file = names[number].file
         text = source.read_line(file, line)
-        library = libraries[key].most_common(1)[0][0]
+        library = max(libraries[key], key=libraries[key].__getitem__)
         loop_file = names[owner].file if caller else ""
         kind = find_kind(text, library)
         found.append(Line(file, line, text, account, seconds, kind, caller, loop_file, library == "torch"))

@@ -4,7 +4,8 @@ import ast
 import functools
 import linecache
 import re
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -30,8 +31,11 @@ def read_line(file: str, line: int) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _parse(file: str, size: int) -> tuple[ast.AST, ...]:
-    """Return the nodes of a file that have lines, in order; size: of the file, for a notebook's cell may change."""
+def _parse(file: str, size: int) -> tuple[Any, ...]:
+    """Return the nodes of a file that have lines, in order; size: of the file, for a notebook's cell may change.
+
+    No type of ast tells those that have lines.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):  # a cell with magics, a file that is no Python: its loops are not known
@@ -41,7 +45,7 @@ def _parse(file: str, size: int) -> tuple[ast.AST, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def find_path(file: str, line: int) -> tuple[ast.AST, ...]:
+def find_path(file: str, line: int) -> tuple[Any, ...]:
     """Return the statements and comprehensions around a line, from its function inwards."""
     nodes = _parse(file, len(linecache.getlines(file)))
     path = [node for node in nodes if node.lineno <= line <= node.end_lineno]
@@ -49,7 +53,7 @@ def find_path(file: str, line: int) -> tuple[ast.AST, ...]:
     return tuple(path[scopes[-1] :] if scopes else path)
 
 
-def to_span(file: str, node: ast.AST) -> Span:
+def to_span(file: str, node: Any) -> Span:
     """Return the lines of a statement or comprehension."""
     head = node.lineno
     if isinstance(node, (ast.For, ast.AsyncFor)):
@@ -94,7 +98,8 @@ def find_keeping(file: str, line: int, loss: str) -> int:
     """
     path = find_path(file, line)
     within = path[0] if path and isinstance(path[0], SCOPES) else None
-    for node in ast.walk(within) if within else _parse(file, len(linecache.getlines(file))):
+    nodes: Iterable[Any] = ast.walk(within) if within else _parse(file, len(linecache.getlines(file)))
+    for node in nodes:
         added = None
         if isinstance(node, ast.AugAssign):
             added = node.value  # total += loss

@@ -6,7 +6,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -125,7 +125,7 @@ class Sampler(threading.Thread):
     def __init__(self, roles: Roles, watched: int, tick: Callable[[float], object]):
         super().__init__(name="cpbkit-watch", daemon=True)
         self.roles, self.watched, self.tick = roles, watched, tick
-        self.seen: Counter[Stack] = Counter()  # seconds, up to the last step
+        self.seen: defaultdict[Stack, float] = defaultdict(float)  # seconds, up to the last step
         self.looks = 0
         self.paused = False
         self.problem = ""  # why it ended early

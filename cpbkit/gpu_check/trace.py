@@ -30,24 +30,24 @@ def read_trace(events: Iterable[dict]) -> Trace:
 
     Steps are the `ProfilerStep#` annotations; what lies outside them is left out.
     """
-    events = [(str(e.get("cat", "")).lower(), e) for e in events if e.get("ph") == "X" and "ts" in e]
+    timed = [(str(e.get("cat", "")).lower(), e) for e in events if e.get("ph") == "X" and "ts" in e]
     marks = [
         e
-        for kind, e in events
+        for kind, e in timed
         if str(e.get("name", "")).startswith("ProfilerStep#") and kind not in DEVICE_WORK | {"gpu_user_annotation"}
     ]
     if not marks:
         raise ValueError("a trace needs ProfilerStep annotations; got none")
     first, last = min(e["ts"] for e in marks), max(e["ts"] + e["dur"] for e in marks)
-    work = sorted((e for kind, e in events if kind in DEVICE_WORK and first <= e["ts"]), key=lambda e: e["ts"])
-    kernels = [e for kind, e in events if kind == "kernel" and first <= e["ts"]]
+    work = sorted((e for kind, e in timed if kind in DEVICE_WORK and first <= e["ts"]), key=lambda e: e["ts"])
+    kernels = [e for kind, e in timed if kind == "kernel" and first <= e["ts"]]
     if not kernels:
         raise ValueError("the profiler recorded no kernel: its access to the device (CUPTI) failed, or no GPU ran")
     union, end = 0.0, 0.0
     for e in work:
         union += max(0.0, e["ts"] + e["dur"] - max(end, e["ts"]))
         end = max(end, e["ts"] + e["dur"])
-    runtime = [e for kind, e in events if kind in RUNTIME and first <= e["ts"] <= last]
+    runtime = [e for kind, e in timed if kind in RUNTIME and first <= e["ts"] <= last]
     waits = [e["dur"] for e in runtime if e["name"] in HOST_WAITS]
     blocks = [(min(e["args"].get("blocks per SM", NAN), 1.0), e["dur"]) for e in kernels if "args" in e]
     n = len(marks)

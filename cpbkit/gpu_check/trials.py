@@ -182,7 +182,7 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
         rates.append(2**power / once)
         if once > seconds / 8 or (power and rates[-1] < 1.1 * rates[-2]):
             break
-    run = None  # the last one may fill the device
+    del run  # it may fill the device
     knee = 2 ** rates.index(max(rates))
     if knee == 1:
         return Gain("", note="not reached: twice the batch gives no more samples a second")
@@ -193,9 +193,12 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
 def _try_stack(step: Step, seconds: float) -> Gain | None:
     """Train 8 and then 40 series at once; the gain is a series'."""
     best = None
-    for count in (8, 40) if step.stacked else ():
+    stacked = step.stacked
+    if stacked is None:
+        return None
+    for count in (8, 40):
         try:
-            gain = _race(step, step.stacked(count).loop(), seconds).times(count, f"a series, {count} in a stack")
+            gain = _race(step, stacked(count).loop(), seconds).times(count, f"a series, {count} in a stack")
         except (StepFailed, RuntimeError) as error:
             if best is None or not (isinstance(error, StepFailed) or is_out_of_memory(error)):
                 raise

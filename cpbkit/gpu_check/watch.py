@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +57,8 @@ class Watch:
     def __init__(self, loader, model: nn.Module | None, optimizer, live: bool, tell: bool, place: tuple[str, int]):
         self._loader, self._model, self._optimizer = loader, model, optimizer
         self._draws, self._tells, self._place = live and _can_draw(), tell, place
-        self._exits: contextlib.ExitStack | None = None
+        self._exits = contextlib.ExitStack()
+        self._entered = False
         self.roles = Roles()
         self.steps = self._backwards = 0
         self._kept: tuple[str, ...] = ()
@@ -72,7 +74,7 @@ class Watch:
         self._marks: list[tuple[int, weakref.ref, tuple[int, int] | None]] = []
         self._memory: list[tuple[int, float]] = []
         self._busy: list[float] = []
-        self._event = None
+        self._event: torch.cuda.Event | None = None  # the end of a step that the device was not done with
         self._behind: list[bool] = []
         self._loaders: list[DataLoader] = [loader] if isinstance(loader, DataLoader) else []
         self._starts: list[tuple[int, int] | None] = []  # own lines at which workers were started
@@ -84,12 +86,12 @@ class Watch:
     # The two doors.
 
     def __enter__(self) -> "Watch":
-        if self._exits is not None:
+        if self._entered:
             raise CpbkitError("a watch is entered once; make another one: with watch(model, optimizer) as w")
-        self._exits = contextlib.ExitStack()
+        self._entered = True
         self._thread = threading.get_ident()
         self._sampler = Sampler(self.roles, self._thread, self._tick)
-        self._nvml, _ = load_nvml() if torch.cuda.is_available() else (None, "")
+        self._nvml: Any = load_nvml()[0] if torch.cuda.is_available() else None
         self._exits.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._exits.enter_context(_replaced(torch.autograd, "backward", self._follow))
         self._exits.enter_context(_replaced(DataLoader, "__iter__", self._note_loader))
@@ -115,7 +117,7 @@ class Watch:
         """Yield the loader's batches, watching from the first to the last."""
         if self._loader is None:
             raise TypeError("to iterate over a watch, give it what to go through: watch(loader, model, optimizer)")
-        with contextlib.nullcontext() if self._exits else self:
+        with contextlib.nullcontext() if self._entered else self:
             yield from self._loader
 
     def __len__(self) -> int:
@@ -174,7 +176,7 @@ class Watch:
 
     def seen(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
-        tracked = {at for c in self._counted for at, calls in c.lines.items() if calls.tracked}
+        tracked = {at for c in self._counted for at, calls in c.lines.items() if at is not None and calls.tracked}
         found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked)
         total = sum(found.seconds.values()) or 1.0
         shares = {name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds}
@@ -315,8 +317,8 @@ class Watch:
             self._behind.append(not self._event.query())
             self._event = None
         elif self.steps % 8 == 0 and not torch.cuda.is_current_stream_capturing():
-            self._event = torch.cuda.Event()
-            self._event.record()
+            event = self._event = torch.cuda.Event()
+            event.record()
 
     # While the loop runs: in the sampler's thread.
 

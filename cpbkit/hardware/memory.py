@@ -56,9 +56,9 @@ def peak(device: torch.device) -> Iterator[dict]:
     taken: dict = {"bytes": None}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_reserved(device)
+        reserved = torch.cuda.memory_reserved(device)
         yield taken
-        taken["bytes"] = torch.cuda.max_memory_reserved(device) - before
+        taken["bytes"] = torch.cuda.max_memory_reserved(device) - reserved
         return
     try:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
@@ -67,8 +67,9 @@ def peak(device: torch.device) -> Iterator[dict]:
         return
     before = resident() if _glibc() else None  # another allocator may hold free memory, which would count
     yield taken
-    if before is not None:
-        taken["bytes"] = max(0, resident(peak=True) - before)
+    most = resident(peak=True)
+    if before is not None and most is not None:
+        taken["bytes"] = max(0, most - before)
 
 
 def resident(peak: bool = False) -> int | None:

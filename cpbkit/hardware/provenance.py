@@ -54,7 +54,7 @@ def commit(folder: Path) -> str:
     A package that is only installed inside somebody's checkout is no part of it, and has none.
     """
     # A checkout may name a program of its own to watch its files, which `status` would run.
-    git = ["git", "-c", "core.fsmonitor=false", "-C", folder]
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(folder)]
     try:
         run = [
             ["ls-files", "--error-unmatch", "."],

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import meanings
+from cpbkit.foreign import Damaged
 from cpbkit.hub.client import HubError, ask, connect
 from cpbkit.hub.publish import FORMAT, INDEX
 from cpbkit.runs.trained import TrainedModel
@@ -20,7 +22,8 @@ class Repository:
     def __init__(self, repo: str, revision: str | None = None):
         self.repo, self._api = repo, connect()
         # One commit for all files: another that comes between two downloads does not mix with it.
-        self.revision = ask(f"loading {repo}", lambda: self._api.model_info(repo, revision=revision)).sha
+        found = ask(f"loading {repo}", lambda: self._api.model_info(repo, revision=revision))
+        self.revision = str(found.sha)
         index = _parse(self._get(INDEX, MAX_INDEX), repo)
         if not isinstance(index, dict) or index.get("format") != FORMAT or not isinstance(index.get("models"), dict):
             raise HubError(f"{repo} holds no models that this version of cpbkit reads (format {FORMAT})")
@@ -51,8 +54,8 @@ class Repository:
         if self._meanings is None:
             text = self._get("results.jsonl", MAX_LEDGER).decode(errors="replace")
             try:
-                self._meanings = meanings(json.loads(line) for line in text.splitlines())
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                self._meanings = meanings(map(ResultLine.from_json, text.splitlines()))
+            except (Damaged, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(f"results.jsonl of {self.repo} cannot be read: {error}") from None
         return self._meanings.get(series, "")
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from cpbkit import __version__, atomic
 from cpbkit.config.experiment import to_json
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
 from cpbkit.hub.client import HubError, ask, connect
 from cpbkit.runs.folder import RunFolder
@@ -33,30 +35,30 @@ class Published:
         return self.url
 
 
-def write_repository(folder: str | Path, repo: str, out: str | Path) -> Path:
+def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLike) -> Path:
     """Write what is published of a run into a new folder, and return it: never bars, only models and their figures.
 
     Errors: HubError for synthetic data, a run without a model, own code, or a folder that is there.
     """
     run, out = RunFolder(folder), Path(out)
-    experiment, results = run.experiment, [line for line in run.results() if line["status"] == "done"]
+    experiment, results = run.experiment, [line for line in run.results() if line.status == "done"]
     if not results:
         raise HubError(f"{run.folder} has no finished model to publish")
-    if made_up := [line["series"] for line in results if line["synthetic"]]:
+    if made_up := [line.series for line in results if line.synthetic]:
         raise HubError(f"synthetic data cannot be published; {run.folder} has {len(made_up)} such series")
     if experiment.own_parts:
         raise HubError(f"own code cannot be published with a model: {', '.join(experiment.own_parts)}")
     if out.exists() and any(out.iterdir()):
         raise HubError(f"{out} must be a new or an empty folder")
     (out / "models").mkdir(parents=True, exist_ok=True)
-    names = [line["series"] for line in results]
+    names = [line.series for line in results]
     sizes = {}
     for name in names:
         source = run.folder / "models" / f"{name}.safetensors"
         shutil.copyfile(source, out / "models" / source.name)
         sizes[name] = hashlib.sha256(source.read_bytes()).hexdigest()
-    kept = [{k: v for k, v in line.items() if k not in ("curve", "mode", "seconds")} for line in results]
-    atomic.write_bytes(out / "results.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+    kept = [dataclasses.replace(line, curve={}, mode="", seconds=0.0).to_json() for line in results]
+    atomic.write_bytes(out / "results.jsonl", "".join(f"{line}\n" for line in kept).encode())
     atomic.write_bytes(out / "experiment.json", to_json(experiment).encode())
     index = {"format": FORMAT, "cpbkit": __version__, "run": run_id(folder), "models": sizes}
     atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
@@ -65,12 +67,12 @@ def write_repository(folder: str | Path, repo: str, out: str | Path) -> Path:
     return out
 
 
-def run_id(folder: str | Path) -> str:
+def run_id(folder: str | os.PathLike) -> str:
     """Return what tells a run from others: a fingerprint of its settings."""
     return hashlib.sha256(to_json(RunFolder(folder).experiment).encode()).hexdigest()[:16]
 
 
-def _card(repo: str, experiment, results: list[dict]) -> ModelCard:
+def _card(repo: str, experiment, results: list[ResultLine]) -> ModelCard:
     by_head = judgements(results)
     lines = [headline(verdicts(group), head) for head, group in by_head.items()]
     table = verdict_table(by_head)
@@ -102,7 +104,7 @@ def _card(repo: str, experiment, results: list[dict]) -> ModelCard:
             ),
         )
     ]
-    dates, task = results[0]["dates"], experiment.task
+    dates, task = results[0].dates, experiment.task
     text = f"""# {repo.rpartition("/")[2]}
 
 {" ".join(f"{line}." for line in lines)}
@@ -112,7 +114,7 @@ def _card(repo: str, experiment, results: list[dict]) -> ModelCard:
 ```python
 import cpbkit as cpb
 
-print(cpb.load("{repo}")["{results[0]["series"]}"].forecast())
+print(cpb.load("{repo}")["{results[0].series}"].forecast())
 ```
 
 {len(results)} models of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
@@ -146,7 +148,7 @@ def _eval_result(experiment, row: dict) -> EvalResult:
     )
 
 
-def publish(folder: str | Path, repo: str, content: str | Path, public: bool = False) -> Published:
+def publish(folder: str | os.PathLike, repo: str, content: str | Path, public: bool = False) -> Published:
     """Upload what `write_repository` wrote, as one commit: a repository is never seen half published.
 
     The repository is made private unless `public`. Errors: HubError with the remedy; for a repository of another run.

@@ -43,7 +43,7 @@ class Own(nn.Module):
             setattr(self.net.get_submodule(owner), leaf, nn.Parameter(rows))
 
     def forward(self, x: Tensor, last: Tensor, teacher: Teacher | None = None) -> Tensor:
-        weights = dict(self.net.named_parameters())
+        weights: dict[str, Tensor] = dict(self.net.named_parameters())
         if self.stacked:
             return vmap(self._one, randomness="same")(weights, x)
         state = _random_state(x) if self.training else None

@@ -5,8 +5,9 @@ Each layer equals its torch.nn counterpart for every model; weights are (M, in, 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +27,14 @@ def uniform(models: int, rows: int, columns: int, bound: float) -> nn.Parameter:
 class Linear(nn.Module):
     """torch.nn.Linear for M models: (M, ..., in) -> (M, ..., out)."""
 
+    weight: nn.Parameter
+    bias: nn.Parameter  # None, as torch has it, where there is none
+
     def __init__(self, models: int, inputs: int, outputs: int, bias: bool = True, zero: bool = False):
         super().__init__()
         bound = 0.0 if zero else 1 / math.sqrt(inputs)
         self.weight = uniform(models, inputs, outputs, bound)
-        self.bias = uniform(models, 1, outputs, bound) if bias else None
+        self.register_parameter("bias", uniform(models, 1, outputs, bound) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1, -2)
@@ -134,7 +138,8 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         ends: State = []
-        for i, (input, hidden) in enumerate(zip(self.input, self.hidden, strict=True)):
+        layers: Iterable[tuple[Any, Any]] = zip(self.input, self.hidden, strict=True)  # a ModuleList forgets of what
+        for i, (input, hidden) in enumerate(layers):
             now = self.start(x) if state is None else state[i]
             x, now = self.scan(self.dropout(x) if i else x, now, input, hidden)  # (M, B, L, D)
             ends.append(now)
@@ -151,11 +156,11 @@ class Recurrent(nn.Module):
     def each(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> Iterator[Callable]:
         """Yield a call a model that runs one layer by torch's own: (B, L, D), and the state (1, B, D) after it."""
         # Unbound at once: in the backward pass each `x[m]` would fill a tensor of all models.
-        state = (tensor[:, None] for tensor in now)
-        parts = x, *state, input.weight.mT, hidden.weight.mT, input.bias[:, 0], hidden.bias[:, 0]
+        states = [tensor[:, None] for tensor in now]
+        parts = x, *states, input.weight.mT, hidden.weight.mT, input.bias[:, 0], hidden.bias[:, 0]
         for one, *state, a, b, c, d in zip(*(part.unbind() for part in parts), strict=True):
-            state = state if len(state) > 1 else state[0]
-            yield partial(self.single, one, state, (a, b, c, d), True, 1, 0.0, self.training, False, True)
+            first = state if len(state) > 1 else state[0]
+            yield partial(self.single, one, first, (a, b, c, d), True, 1, 0.0, self.training, False, True)
 
 
 class GRU(Recurrent):
@@ -192,8 +197,8 @@ class LSTM(Recurrent):
         if x.device.type != "cpu" or x.shape[2] == 1 or torch.is_autocast_enabled("cpu"):
             return super().scan(x, now, input, hidden)
         rows = [run() for run in self.each(x, now, input, hidden)]
-        x, h, c = zip(*rows, strict=True)
-        return torch.stack(x), (torch.cat(h), torch.cat(c))
+        out, h, c = zip(*rows, strict=True)
+        return torch.stack(out), (torch.cat(h), torch.cat(c))
 
 
 class BiLSTM(nn.Module):
@@ -247,8 +252,9 @@ class ForcedLSTM(nn.Module):
         zero = x.new_zeros(*x.shape[:2], self.width)
         state = [(zero, zero) for _ in self.input] if state is None else list(state)
         steps = []
+        layers: list[tuple[Any, Any]] = list(zip(self.input, self.hidden, strict=True))
         for now in x.unbind(2):
-            for layer, (inputs, hiddens) in enumerate(zip(self.input, self.hidden, strict=True)):
+            for layer, (inputs, hiddens) in enumerate(layers):
                 h, c = state[layer]
                 now = self.dropout(now) if layer else now
                 i, f, g, o = (input(now) + hidden(h) for input, hidden in zip(inputs, hiddens, strict=True))
@@ -281,7 +287,7 @@ def write(decode: Callable[[Tensor], Tensor], last: Tensor, horizon: int, teache
         done += 1
         while done < horizon and known[done - 1]:
             done += 1
-        if done > first + 1:
+        if teacher is not None and done > first + 1:
             rows.append(teacher[0][:, :, first : done - 1])
         parts.append(decode(torch.cat(rows, 2)))
         last = next_input(parts[-1][:, :, -1], teacher, done - 1)

@@ -97,7 +97,7 @@ class RidgeAR(nn.Module):
 
 def _moments(batches: Batches) -> tuple[Tensor, Tensor]:
     """Sum X'X and X'Y of each model's own windows, with a column of ones last, in float64."""
-    gram = cross = 0.0
+    gram = cross = torch.zeros((), dtype=torch.float64)
     for x, y, weight in batches:
         x = torch.cat([x.flatten(2), torch.ones_like(x[:, :, :1, 0])], 2).double()
         weighted = (x * weight[..., None]).mT

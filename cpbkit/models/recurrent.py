@@ -148,8 +148,8 @@ class BiLSTMDense(nn.Module):
         self.input_dropout = Dropout(middle, all_bars=True)
         self.end = LSTM(models, width // 2, width // 8)
         self.end_norm = LayerNorm(models, width // 8)
-        sizes = (width // 8, width // 2, width // 4, width // 8)
-        self.dense = nn.ModuleList(Linear(models, a, b) for a, b in pairwise(sizes))
+        dense = pairwise((width // 8, width // 2, width // 4, width // 8))
+        self.dense = nn.ModuleList(Linear(models, a, b) for a, b in dense)
         self.dense_dropouts = nn.ModuleList(Dropout(rate) for rate in (middle, middle, low))
         self.head = Linear(models, width // 8, self.horizon * self.targets, zero=True)
 

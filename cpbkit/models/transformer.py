@@ -1,6 +1,8 @@
 """The encoder-decoder transformer: each bar of the horizon attends to the context and to the bars written before it."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +74,8 @@ class Transformer(nn.Module):
     dropout; the head starts at zero, so an untrained model is persistence.
     """
 
+    places: Tensor
+
     def __init__(self, models: int, task: Task, settings: Model):
         super().__init__()
         width, targets = settings.width, len(task.targets)
@@ -88,7 +92,8 @@ class Transformer(nn.Module):
         x = self.features(x) + self.places[: x.shape[2]]  # (M, B, L, C) -> (M, B, L, D)
         for block in self.encoder:
             x = block(x)
-        memories = [block.cross.project(x) for block in self.decoder]
+        decoder: Iterable[Any] = self.decoder
+        memories = [block.cross.project(x) for block in decoder]
         past: list[Memory | None] = [None] * len(memories)
         done = 0
 

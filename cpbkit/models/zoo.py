@@ -1,5 +1,6 @@
 """The networks by name."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +13,7 @@ from cpbkit.errors import check_name
 from cpbkit.models import custom, layers, linear, recurrent, transformer
 from cpbkit.models.quantiles import Quantiles, widen
 
-MODELS = {
+MODELS: dict[str, Callable[[int, Task, Model], nn.Module]] = {
     "gru": recurrent.GRUSeq2Seq,
     "gru_dense": recurrent.GRUDense,
     "lstm": recurrent.LSTMSeq2Seq,

@@ -1,6 +1,7 @@
 """Where units of work run: in this process, in a process a core or device, or on a Ray cluster."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -14,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-from cpbkit.errors import CpbkitError, Terminated
+from cpbkit.errors import TERMINATED, CpbkitError, Terminated
 from cpbkit.runs import stopping
 
 Work = Callable  # unit, a dataclass with a name, a device and a checkpoint -> iterator of messages
@@ -76,7 +77,7 @@ def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry 
                 told = True
                 for process, _ in workers.values():
                     process.terminate()
-            for pipe in wait(list(running), TICK):
+            for pipe in (pipe for pipe in wait(list(running), TICK) if isinstance(pipe, Connection)):
                 try:
                     message, error = pipe.recv()
                 except (EOFError, ConnectionResetError):
@@ -123,7 +124,8 @@ def _explain_end(process: BaseProcess) -> WorkerLost:
     process.join()
     why = ", often the system taking back memory" if process.exitcode == -9 else ""
     lost = WorkerLost(f"ended with exit code {process.exitcode}{why}")
-    lost.was_killed, lost.was_asked = process.exitcode < 0, process.exitcode == Terminated().code
+    code = process.exitcode or 0
+    lost.was_killed, lost.was_asked = code < 0, code == TERMINATED
     return lost
 
 
@@ -147,9 +149,9 @@ def _serve(work: Work, pipe: Connection) -> None:
                     for message in work(unit):
                         pipe.send((message, ""))
                 pipe.send((None, ""))
-    except Terminated as end:
+    except Terminated:
         pipe.close()
-        os._exit(end.code)
+        os._exit(TERMINATED)
     except (KeyboardInterrupt, BrokenPipeError, EOFError):
         return  # the parent was interrupted or is gone, and has spoken
     except CpbkitError as error:
@@ -176,7 +178,7 @@ def connect(address: str = "") -> dict[str, float]:
         raise CpbkitError("running on a cluster needs ray; install it with `pip install cpbkit[ray]`") from None
     if not ray.is_initialized():
         try:
-            ray.init(address=address or None, log_to_driver=False, logging_level="warning")
+            ray.init(address=address or None, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError) as error:
             raise CpbkitError(f"no Ray cluster answers at {address or 'RAY_ADDRESS'}: {error}") from error
     return ray.cluster_resources()
@@ -211,10 +213,11 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None =
         start(unit)
     try:
         while running:
+            stream: Any  # a generator of references, which ray's types do not know
             (stream, *_), _ = ray.wait(list(running), num_returns=1)
             unit = running[stream]
             try:
-                message = ray.get(next(stream))
+                message: Any = ray.get(next(stream))
             except StopIteration:
                 del running[stream]
                 continue

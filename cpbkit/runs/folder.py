@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,13 @@ import filelock
 from cpbkit import __version__, atomic, foreign
 from cpbkit.config.experiment import Experiment, difference, from_json, to_json, vary
 from cpbkit.errors import CpbkitError, RunError
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.foreign import Damaged
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows
-    fcntl = None
+except ModuleNotFoundError:
+    fcntl = None  # type: ignore[assignment]  # Windows has none
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +46,6 @@ CHECKPOINT_SIZE = 1 << 36
 log = logging.getLogger(__name__)
 
 # What is read of each document, as `foreign.check` takes it; a run of an earlier version may lack what ends in "?".
-LINE_FORM = {
-    **{"series": str, "status": str, "reason?": str, "test": dict, "synthetic?": bool, "seconds?": float},
-    **{"curve?": dict, "windows?": dict, "dates?": dict, "passport?": dict, "intervals?": dict, "epochs?": int},
-    **{"persistence?": dict, "mean?": dict, "parameters?": int, "best_epoch?": int, "mode?": str},
-}
 PLAN_FORM = {
     **{"units": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
     **{"seconds?": float, "reason?": str, "stacked?": bool},
@@ -65,13 +61,13 @@ class Line:
 
     number: int  # the first is 1
     raw: bytes
-    result: dict | None  # None where it is damaged
+    result: ResultLine | None  # None where it is damaged
     damage: str = ""
 
 
-def tell_stopped(results: Sequence[Mapping]) -> str:
+def tell_stopped(results: Sequence[ResultLine]) -> str:
     """Say how many models a budget of time stopped; empty where it stopped none."""
-    stopped = sum(line.get("reason") == OUT_OF_TIME for line in results)
+    stopped = sum(line.reason == OUT_OF_TIME for line in results)
     if not stopped:
         return ""
     return f"{stopped} of {len(results)} stopped when the time was up, and may have had more to learn"
@@ -114,7 +110,8 @@ class RunFolder:
             if plan is not None:
                 self._check_plan(plan)
         except Damaged as error:
-            return self._give_up(PLAN, error)
+            self._give_up(PLAN, error)
+            return None
         return plan
 
     def _check_plan(self, plan: dict) -> None:
@@ -203,18 +200,18 @@ class RunFolder:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
         return f"process {told['pid']} on {told['host']}, since {since}"
 
-    def results(self) -> list[dict]:
-        """Read the ledger: a dict a finished series, in the order they ended; of two lines of one the later.
+    def results(self) -> list[ResultLine]:
+        """Read the ledger: a line per finished series, in the order they ended; of two lines of one the later.
 
         A damaged line is logged with its number. Errors: RunError where the ledger cannot be read at all.
         """
-        found: dict[str, dict] = {}
+        found: dict[str, ResultLine] = {}
         for line in self.ledger():
             if line.result is None:
                 self._say(f"{self.folder / LEDGER}, line {line.number}, counts as lost: {line.damage}")
                 continue
-            found.pop(line.result["series"], None)
-            found[line.result["series"]] = line.result
+            found.pop(line.result.series, None)
+            found[line.result.series] = line.result
         return list(found.values())
 
     def ledger(self) -> Iterator[Line]:
@@ -233,9 +230,9 @@ class RunFolder:
         while raw := file.readline(foreign.SIZE + 1):  # of a longer one the rest counts as the next
             number += 1
             try:
-                result = foreign.parse(raw, LINE_FORM)
-                if not NAME.fullmatch(result["series"]):
-                    raise Damaged(f"{result['series'][:40]!r} is no name of a series")
+                result = ResultLine.from_json(raw)
+                if not NAME.fullmatch(result.series):
+                    raise Damaged(f"{result.series[:40]!r} is no name of a series")
             except Damaged as error:
                 if raw.strip() and (raw.endswith(b"\n") or len(raw) > foreign.SIZE):
                     yield Line(number, raw, None, str(error))
@@ -281,17 +278,17 @@ class RunFolder:
         try:
             return foreign.read_bytes(self.folder, name, limit)
         except Damaged as error:
-            return self._give_up(name, error)
+            self._give_up(name, error)
+            return None
 
-    def finish(self, result: dict, model: bytes | None, losses: bytes | None = None) -> None:
+    def finish(self, result: ResultLine, model: bytes | None, losses: bytes | None = None) -> None:
         """Keep a finished series: its model and losses first, then its line in the ledger, flushed to disk."""
         if model is not None:
-            atomic.write_bytes(self.folder / "models" / f"{result['series']}.safetensors", model)
+            atomic.write_bytes(self.folder / "models" / f"{result.series}.safetensors", model)
         if losses is not None:
-            atomic.write_bytes(self.folder / "losses" / f"{result['series']}.npz", losses)
-        line = json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n"
+            atomic.write_bytes(self.folder / "losses" / f"{result.series}.npz", losses)
         with atomic.named(self.folder / LEDGER), open(self.folder / LEDGER, "ab") as ledger:
-            ledger.write(line.encode())
+            ledger.write(f"{result.to_json()}\n".encode())
             ledger.flush()
             os.fsync(ledger.fileno())
 
@@ -338,7 +335,8 @@ class RunFolder:
             frame = pd.read_parquet(io.BytesIO(content))
             return frame.astype({"time": float, "device": str, "text": str})
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-            return self._give_up(MONITOR, Damaged(str(error).splitlines()[0]))
+            self._give_up(MONITOR, Damaged(str(error).splitlines()[0]))
+            return None
 
     def add_monitor(self, frame: "pd.DataFrame") -> None:
         """Add what was seen since this start to what earlier ones saw."""

@@ -1,7 +1,7 @@
 """Known leaks and sicknesses, planted one by one: does the audit see them, and the health table?"""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from cpbkit.config.experiment import Experiment, Model, Task, vary
 from cpbkit.config.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
 from cpbkit.data.synthetic import make_market, make_network_trace, predictable_series
 from cpbkit.evaluation.leakage import Finding, Pipeline, autoregression, check_future, check_splits, whole_way
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import judgements, verdicts
 from cpbkit.runs.table import compare, train_and_judge
 from cpbkit.windows.series import Series, from_klines, from_table
@@ -123,7 +124,7 @@ def plant_sicknesses() -> list[Finding]:
     return [*found, Finding("no sickness", "FAIL" if wrong else "OK", text)]
 
 
-def tell_found(experiment: Experiment, results: Iterable[Mapping]) -> list[str]:
+def tell_found(experiment: Experiment, results: Iterable[ResultLine]) -> list[str]:
     """Say of each series of the seeded market what its model found, and whether there was anything to find."""
     planted = predictable_series(experiment.data.symbols, experiment.data.intervals, experiment.data.seed)
     told = {

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.config.experiment import Experiment
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.hardware.monitor import Monitor
 from cpbkit.runs.plan import Plan
 from cpbkit.runs.worker import Progress
@@ -36,8 +37,8 @@ class Pace:
         self.units.add(message.unit)
         self.begun = self.begun or time.monotonic()
         for name, one in message.running.items():
-            self.first.setdefault(name, one["share"])
-            self.last[name] = one["share"]
+            self.first.setdefault(name, one.share)
+            self.last[name] = one.share
 
     def seconds_left(self, missing: Sequence[str], epochs: Sequence[int]) -> float | None:
         """Return the seconds until the missing series are through; None before anything was trained.
@@ -70,9 +71,9 @@ class State:
     experiment: Experiment
     total: int
     stage: str = "starting"  # what it is doing now
-    results: list[dict] = field(default_factory=list)  # lines of the ledger
+    results: list[ResultLine] = field(default_factory=list)  # lines of the ledger
     ended: set[str] = field(default_factory=set)  # their series
-    running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence and share done
+    running: dict[str, Running] = field(default_factory=dict)  # by series
     saved: dict[str, float] = field(default_factory=dict)  # series -> share done at an earlier start
     pace: Pace = field(default_factory=Pace)
     watch: Monitor | None = None
@@ -80,12 +81,12 @@ class State:
     parameters: int = 0  # of one model
     windows: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each split: least and most of a series
 
-    def add(self, line: dict) -> None:
+    def add(self, line: ResultLine) -> None:
         """Take up a line of the ledger."""
         self.results.append(line)
-        self.ended.add(line["series"])
-        self.running.pop(line["series"], None)
-        self.saved.pop(line["series"], None)
+        self.ended.add(line.series)
+        self.running.pop(line.series, None)
+        self.saved.pop(line.series, None)
 
     def hear(self, message: Progress) -> None:
         """Take up the word of a worker; a unit that began anew may train a series once more that is through."""
@@ -105,18 +106,18 @@ class State:
     @property
     def share(self) -> float:
         """How much of the work is done, from 0 to 1."""
-        begun = self.saved | {name: one["share"] for name, one in self.running.items()}
+        begun = self.saved | {name: one.share for name, one in self.running.items()}
         return (self.done + sum(begun.values())) / self.total
 
     @property
     def seconds_left(self) -> float | None:
         """The time left at the pace so far; None before there is one."""
-        return self.pace.seconds_left(self.missing, [line["epochs"] for line in self.results if "epochs" in line])
+        return self.pace.seconds_left(self.missing, [line.epochs for line in self.results if line.epochs])
 
     @property
     def at_most(self) -> bool:
         """Whether the time left is only the most there can be: models may stop early, and none is through yet."""
-        return self.pace.patience < self.pace.epochs and not any("epochs" in line for line in self.results)
+        return self.pace.patience < self.pace.epochs and not any(line.epochs for line in self.results)
 
     @property
     def samples_per_second(self) -> float:

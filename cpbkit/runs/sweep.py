@@ -7,9 +7,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from cpbkit import atomic
 from cpbkit.config import own
@@ -19,6 +20,7 @@ from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines, open_files
 from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, RunError, check_name
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.hardware import provenance
 from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import Monitor
@@ -35,6 +37,8 @@ from cpbkit.windows.series import Series, from_klines, from_trace
 from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
+# Gets the bars of an experiment by series, and tells what it is doing.
+Load: TypeAlias = Callable[[Experiment, Callable[[str], None]], Mapping[str, Klines | Trace | Series]]
 STATUS_SECONDS = 1.0  # at most, while anything is heard, between two words left for `cpbkit status`
 
 
@@ -42,7 +46,7 @@ def sweep(
     experiment: Experiment,
     folder: str | os.PathLike,
     *,
-    klines: Callable[[Experiment, Callable[[str], None]], dict[str, Klines | Series]] | None = None,
+    klines: Load | None = None,
     executor: str = "processes",
     workers: int | None = None,
     address: str = "",
@@ -50,7 +54,7 @@ def sweep(
     minutes: float | None = None,
     command: str = "",
     on_progress: Callable[[State], None] = lambda state: None,
-) -> list[dict]:
+) -> list[ResultLine]:
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
     klines: gets the bars, `load_klines` by default.
@@ -64,12 +68,14 @@ def sweep(
     deadline = None if minutes is None else time.time() + 60 * minutes
     if not experiment.series:  # of own files: all that is there
         found = open_files(experiment)
-        experiment, klines = found.settle(experiment), klines or partial(load_klines, found=found)
+        experiment = found.settle(experiment)
+        klines = klines or partial(load_klines, found=found)
     run, clock = RunFolder(folder), Clock()
     state = State(experiment, len(experiment.series))
-    with stopping.listening(), run.writing(experiment), Monitor() as state.watch:
+    with stopping.listening(), run.writing(experiment), Monitor() as watch:
+        state.watch = watch
         state.saved = _saved_shares(run)
-        failed = _look_over(run, state)
+        failed = _look_over(run, state, watch)
         tell = _teller(run, state, on_progress)
         if state.missing:
             try:
@@ -78,7 +84,7 @@ def sweep(
                 place = _place(executor, workers, address, gpus)
                 _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed)
             finally:
-                run.add_monitor(state.watch.frame())
+                run.add_monitor(watch.frame())
                 run.add_clock(clock.take())
                 _leave_word(run, state)
         else:
@@ -86,20 +92,20 @@ def sweep(
     return run.results()
 
 
-def _look_over(run: RunFolder, state: State) -> dict[str, dict]:
+def _look_over(run: RunFolder, state: State, watch: Monitor) -> dict[str, ResultLine]:
     """Take up what is done; return the lines of series that failed, which are tried again.
 
     A series whose model is lost or damaged is trained anew.
     """
     failed = {}
     for line in run.results():
-        name = line["series"]
-        if line["status"] == "failed":
+        name = line.series
+        if line.status == "failed":
             failed[name] = line
             continue
-        if line["status"] == "done" and (damage := _find_damage(run, name)):
+        if line.status == "done" and (damage := _find_damage(run, name)):
             log.warning("the model of %s is trained anew: %s", name, damage)
-            state.watch.mark(f"the model of {name} is trained anew: {damage}")
+            watch.mark(f"the model of {name} is trained anew: {damage}")
             continue
         state.add(line)
     return failed
@@ -190,18 +196,18 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> N
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
         for line in state.results:
-            one = series.get(line["series"])
-            if one and line.get("data_sha256") not in (None, data_sha256(one)):
+            one = series.get(line.series)
+            if one and line.data_sha256 not in ("", data_sha256(one)):
                 note(f"{one.name} is kept as it ended, on other bars than are there now")
     if not series:
         reasons = "\n  ".join(failed.values())
         raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
     for name in [name for name in state.missing if name in failed]:
-        line = {"series": name, "status": "failed", "reason": failed[name], "test": {}}
-        if failed_before.get(name, {}).get("reason") == failed[name]:
-            state.add(failed_before[name])
+        before = failed_before.get(name)
+        if before and before.reason == failed[name]:
+            state.add(before)
         else:
-            _keep(run, state, line, bars)
+            _keep(run, state, ResultLine(name, "failed", failed[name]), bars)
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
@@ -218,7 +224,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> N
             for message in messages:
                 match message:
                     case Result():
-                        if message.line["series"] not in state.ended:
+                        if message.line.series not in state.ended:
                             _keep(run, state, message.line, bars, message.model, message.losses)
                     case Checkpoint():
                         run.keep_checkpoint(message.unit, message.content)
@@ -276,16 +282,18 @@ def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[s
 
 
 def prepare(
-    experiment: Experiment, bars: dict[str, Klines | Trace | Series]
+    experiment: Experiment, bars: Mapping[str, Klines | Trace | Series]
 ) -> tuple[dict[str, Series], dict[str, str]]:
     """Return the series that can be trained, and why the others cannot."""
-    series, failed = {}, {}
-    make = from_trace if experiment.data.market == "network" else from_klines
+    series: dict[str, Series] = {}
+    failed: dict[str, str] = {}
     for name in (name for name in experiment.series if name in bars):
         try:
             one = bars[name]
-            if not isinstance(one, Series):
-                one = make(one, experiment.task)
+            if isinstance(one, Trace):
+                one = from_trace(one, experiment.task)
+            elif isinstance(one, Klines):
+                one = from_klines(one, experiment.task)
             for fold in folds(experiment.task, experiment.training.folds):
                 split(fold.cut(one), fold.task)
             series[name] = one
@@ -339,7 +347,7 @@ def _leave_word(run: RunFolder, state: State) -> None:
             "done": state.done,
             "total": state.total,
             "share": state.share,
-            "running": {name: round(one["share"], 4) for name, one in state.running.items()},
+            "running": {name: round(one.share, 4) for name, one in state.running.items()},
             "seconds_left": state.seconds_left,
             "at_most": state.at_most,
             "samples_per_second": state.samples_per_second,
@@ -350,14 +358,14 @@ def _leave_word(run: RunFolder, state: State) -> None:
 def _keep(
     run: RunFolder,
     state: State,
-    line: dict,
-    bars: dict[str, Klines | Series],
+    line: ResultLine,
+    bars: Mapping[str, Klines | Trace | Series],
     model: bytes | None = None,
     losses: bytes | None = None,
 ) -> None:
-    origin = bars[line["series"]]
+    origin = bars[line.series]
     if not isinstance(origin, Series):
-        line = line | {"passport": origin.passport.to_dict()}
+        line = replace(line, passport=origin.passport.to_dict())
     run.finish(line, model, losses)
     state.add(line)
 
@@ -371,8 +379,11 @@ def _read_plan(run: RunFolder) -> Plan | None:
 
 def _saved_shares(run: RunFolder) -> dict[str, float]:
     """Return how far the checkpoints of an earlier start have brought each series of their units."""
-    plan, shares = _read_plan(run), {}
-    for unit, names in plan.named_units().items() if plan else ():
+    plan = _read_plan(run)
+    if plan is None:
+        return {}
+    shares: dict[str, float] = {}
+    for unit, names in plan.named_units().items():
         if saved := run.checkpoint(unit):
             shares |= dict.fromkeys(names, checkpoint.read_share(saved, plan.steps, plan.epochs))
     return shares

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from torch import nn
 from cpbkit.config.experiment import Experiment, Model, vary
 from cpbkit.config.presets import LTSF, PRESETS
 from cpbkit.errors import CpbkitError, check_name
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
 from cpbkit.runs.worker import Result, Unit, work
 from cpbkit.training.alone import train_alone
@@ -82,8 +84,8 @@ def plan_series(
     if model in ("nlinear", "dlinear"):
         base = dataclasses.replace(base, training=LTSF)  # a table need not wander
     columns = tuple(columns)
-    task = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns), "target_scale": scale}
-    task |= {"context": context, "horizon": horizon}
+    task: dict[str, object] = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns)}
+    task |= {"target_scale": scale, "context": context, "horizon": horizon}
     if twice := sorted(task.keys() & settings.keys()):
         raise CpbkitError(f"the table and its options decide {', '.join(task)}; got {', '.join(twice)} as settings too")
     return vary(base, **{**task, "purge": 0, "input_clip": math.inf, **settings})
@@ -115,7 +117,8 @@ def run_series(
         notes.append(f"no window crosses one of the {gaps} gaps in the times")
     splits = split_rows(series, task, *rows)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    net, about = None, {}
+    net = None
+    about: dict[str, Any] = {}
     if experiment.model.name == PERSISTENCE:
         windows = Windows([series], task, device, torch.float32, [splits])
     else:
@@ -175,7 +178,7 @@ def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
         if experiment not in known:  # the same again would end the same
             known[experiment] = train_and_judge(experiment, series)
         line, checks = known[experiment]
-        judged = next(iter(line["test"].values()), {})
+        judged: dict[str, Any] = next(iter(line.test.values()), {})
         worst = max(checks, key=lambda check: ("OK", "NOTE", "SICK").index(check.verdict))
         rows.append(
             {
@@ -190,7 +193,7 @@ def compare(trials: Mapping[str, Experiment], series: Series) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def train_and_judge(experiment: Experiment, series: Series) -> tuple[dict, list[Check]]:
+def train_and_judge(experiment: Experiment, series: Series) -> tuple[ResultLine, list[Check]]:
     """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
     windows = len(split(series, experiment.task).train)
     stated = vary(experiment, steps=experiment.training.count_steps(windows))

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ ABOUT = {  # of a model file, as `foreign.check` takes it
 }
 LARGEST, DEEPEST = 16_384, 64  # sizes and layers of a network that is read from a file
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
-Bars = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
+Bars: TypeAlias = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
 
 
 @dataclass(frozen=True)
@@ -224,16 +225,21 @@ def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
     task = model.experiment.task
     if model.experiment.data.market == "network":
         trace = read_trace(given, model.series) if isinstance(given, str | os.PathLike) else given
+        if not isinstance(trace, Trace):
+            raise DataError(f"{model.series} was trained on a network trace; give a Trace or its file")
         return _whole_context(from_trace(trace, task), task, len(trace.frame))
     if model.experiment.data.source == "table":
         if not isinstance(given, pd.DataFrame):
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame")
         return _whole_context(from_table(model.series, given, task.features, task.targets), task, len(given))
-    klines = given
     if isinstance(given, str | os.PathLike):
         klines = files.read_klines(given, model.series)
     elif isinstance(given, pd.DataFrame):
         klines = validate(given, model.series, source="given", now=now)
+    elif isinstance(given, Klines):
+        klines = given
+    else:
+        raise DataError(f"{model.series} was trained on bars; give Klines, a frame or a file of them")
     if klines.passport.series != model.series:
         raise DataError(f"bars must be of the model's series {model.series}; got {klines.passport.series}")
     step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(model.series)[1]])
@@ -269,8 +275,8 @@ def _compute(models: Sequence[TrainedModel], columns: Sequence[Series]) -> np.nd
     dtype = next(net.parameters()).dtype
     scaled = [m.scaler.inputs(s.inputs[-first.task.context :]) for m, s in zip(models, columns, strict=True)]
     last = [(s.levels[-1] - s.anchors[-1]) / m.scaler.target_scale for m, s in zip(models, columns, strict=True)]
-    x, last = (torch.as_tensor(np.stack(rows)[:, None], dtype=dtype) for rows in (scaled, last))
-    y = net.eval()(x, last)[:, 0].double().numpy()  # (M, 1, L, C), (M, 1, K) -> (M, H, K), (M, H, K, Q) of quantiles
+    x, ends = (torch.as_tensor(np.stack(rows)[:, None], dtype=dtype) for rows in (scaled, last))
+    y = net.eval()(x, ends)[:, 0].double().numpy()  # (M, 1, L, C), (M, 1, K) -> (M, H, K), (M, H, K, Q) of quantiles
     scale = np.stack([model.scaler.target_scale for model in models])[:, None]
     return y * (scale[..., None] if first.task.quantiles else scale)
 

@@ -16,9 +16,10 @@ from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, to_json
 from cpbkit.errors import RunError, Terminated
 from cpbkit.evaluation.backtest import join
-from cpbkit.evaluation.conformal import judge_intervals, judge_quantiles
+from cpbkit.evaluation.conformal import judge_prediction_intervals, judge_quantiles
 from cpbkit.evaluation.past import past_of
 from cpbkit.evaluation.pooled import losses_of, to_bytes
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.evaluation.verdicts import evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
@@ -69,7 +70,7 @@ class Progress:
 
     unit: str
     stage: str
-    running: dict[str, dict] = field(default_factory=dict)  # series -> curve, persistence, and share done
+    running: dict[str, Running] = field(default_factory=dict)  # by series
     samples: int = 0  # windows trained on since the last message
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, since the last message
 
@@ -79,7 +80,7 @@ class Result:
     """A series that is through: its line of the ledger and its model, if it has one."""
 
     unit: str
-    line: dict
+    line: ResultLine
     model: bytes | None
     losses: bytes | None = None  # of each test window, which verdicts over all series are taken from
 
@@ -121,7 +122,7 @@ def work(unit: Unit) -> Iterator[Message]:
     try:
         for message in _work(unit):
             if isinstance(message, Result):
-                through.add(message.line["series"])
+                through.add(message.line.series)
             yield message
         return
     except RuntimeError as error:
@@ -143,8 +144,8 @@ def shrink(unit: Unit, through: Collection[str], why: str) -> tuple[list[Message
     left = {series.name: series for series in unit.series if series.name not in through}
     tried = (*unit.tried, f"{unit.name} {why}")
     if len(unit.series) == 1 or unit.experiment.training.pooled:  # half of the series would be another model
-        lines = [{"series": name, "status": "failed", "reason": f"alone it {why}", "test": {}} for name in left]
-        return [Result(unit.name, line | {"tried": list(tried)}, None) for line in lines], []
+        lines = [ResultLine(name, "failed", f"alone it {why}", tried=list(tried)) for name in left]
+        return [Result(unit.name, line, None) for line in lines], []
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
     text = f"{tried[-1]}; it goes on as {len(halves)} smaller stacks"
     units = []
@@ -192,10 +193,18 @@ def _work(unit: Unit) -> Iterator[Message]:
             for series in unit.series:
                 if series.name == name or training.pooled:
                     with clock("judging"):
-                        seconds = {"seconds": round(time.monotonic() - begun, 3), "mode": state.mode}
-                        losses = {"persistence": persistence[folds[-1].name], "mean": mean[folds[-1].name]}
-                        about = seconds | losses | {"data_sha256": data[series.name]}
-                        yield _result(unit, windows, series, folds, about)
+                        wrong = next((finished for finished in folds if finished.status != "done"), folds[-1])
+                        line = ResultLine(
+                            series.name,
+                            wrong.status,
+                            wrong.reason,
+                            seconds=round(time.monotonic() - begun, 3),
+                            mode=state.mode,
+                            persistence=persistence[folds[-1].name],
+                            mean=mean[folds[-1].name],
+                            data_sha256=data[series.name],
+                        )
+                        yield _result(unit, windows, series, folds, line)
         now = time.monotonic()
         if len(stack) and (now - saved > pause or stopping.is_asked()):
             with clock("checkpoints"):
@@ -216,20 +225,20 @@ def _by_name(names: Sequence[str], losses: dict[str, list[float]]) -> dict[str, 
     return {name: {part: values[m] for part, values in losses.items()} for m, name in enumerate(names)}
 
 
-def _progress(unit: Unit, state: Fit, persistence: dict[str, dict], samples: int, clock: Clock) -> Progress:
+def _progress(unit: Unit, state: Fit, persistence: dict[str, dict[str, float]], samples: int, clock: Clock) -> Progress:
     training = unit.experiment.training
     share = (state.epoch + state.step / training.steps) / training.epochs
-    running: dict[str, dict] = {}
+    running: dict[str, Running] = {}
     for row, curve in state.curves.items():
         piece, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
         for name in [one.name for one in unit.series] if training.pooled else [piece.partition("~")[0]]:
             # Of a search the best so far, of folds the last.
-            if name not in running or lowest < min(running[name]["curve"]["validation"], default=math.inf):
-                running[name] = {"curve": curve, "persistence": persistence[piece], "share": share}
+            if name not in running or lowest < min(running[name].curve["validation"], default=math.inf):
+                running[name] = Running(curve, persistence[piece], share)
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
-def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished], told: dict) -> Result:
+def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished], line: ResultLine) -> Result:
     """Judge the finished models of a series, one for each fold, on their test splits, which are read nowhere else.
 
     The last of them, which is trained on the newest bars, is the one that is kept.
@@ -237,29 +246,26 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
     experiment, last = unit.experiment, folds[-1]
     places = [windows.names.index(piece) for piece in experiment.training.pieces(series.name)]
     splits, scaler = windows.splits[places[-1]], windows.scalers[places[-1]]
-    ill = next((finished for finished in folds if finished.status != "done"), last)
-    line = {
-        "series": series.name,
-        "status": ill.status,
-        "reason": ill.reason,
-        "synthetic": series.synthetic,
-        "preset": experiment.preset,
-        "parameters": sum(tensor.numel() for tensor in last.weights.values()),
-        **({"search": last.tried} if last.tried else {}),
-        **({"tried": list(unit.tried)} if unit.tried else {}),
-        "epochs": last.epochs,
-        "best_epoch": last.best_epoch,
-        "curve": {name: [_plain(x) for x in values] for name, values in last.curve.items()},
-        **told,
-        "windows": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
-        "dates": splits.dates(series),
-        "test": {},
-    }
-    if len(folds) > 1:
-        line["folds"] = [windows.splits[m].dates(windows.series[m]) for m in places]
-        line["windows"]["test"] = sum(len(windows.splits[m].test) for m in places)
-        line["dates"]["test"][0] = line["folds"][0]["test"][0]
-    if line["status"] != "done":
+    dates = [windows.splits[m].dates(windows.series[m]) for m in places]
+    line = dataclasses.replace(
+        line,
+        synthetic=series.synthetic,
+        preset=experiment.preset,
+        parameters=sum(tensor.numel() for tensor in last.weights.values()),
+        search=list(last.tried),
+        tried=list(unit.tried),
+        epochs=last.epochs,
+        best_epoch=last.best_epoch,
+        curve={name: [_plain(x) for x in values] for name, values in last.curve.items()},
+        windows={
+            "train": len(splits.train),
+            "validation": len(splits.validation),
+            "test": sum(len(windows.splits[m].test) for m in places),
+        },
+        dates=dates[-1] | {"test": [dates[0]["test"][0], dates[-1]["test"][1]]},
+        folds=dates if len(folds) > 1 else [],
+    )
+    if line.status != "done":
         return Result(unit.name, line, None)
     gathered: dict[str, list[dict]] = {}  # by head, a part for each fold
     for m, finished in zip(places, folds, strict=True):
@@ -267,19 +273,23 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
         known, told = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
         known, predicted = median(known, experiment.task), median(told, experiment.task)
         if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
-            line |= {"status": "sick", "reason": "a forecast of the validation or test split is not finite"}
-            return Result(unit.name, line, None)
+            reason = "a forecast of the validation or test split is not finite"
+            return Result(unit.name, dataclasses.replace(line, status="sick", reason=reason), None)
         piece, its = windows.series[m], windows.splits[m]
         for head, part in evidence(piece, its.test, predicted, its.bounds["train"][1]).items():
             gathered.setdefault(head, []).append(part)
     found, name = {head: join(parts) for head, parts in gathered.items()}, experiment.model.name
-    line["test"] = {h: judge(**part, unit=series.unit, model=name).to_dict() for h, part in found.items()}
     origins = np.concatenate([windows.splits[m].test for m in places])  # a piece has the first rows of its series
     losses = {head: losses_of(series, origins, part, name) for head, part in found.items()}
-    line["intervals"], halves = judge_intervals(series, splits, experiment.task.context, known, predicted)
+    held, halves = judge_prediction_intervals(series, splits, experiment.task.context, known, predicted)
+    line = dataclasses.replace(
+        line,
+        test={head: judge(**part, unit=series.unit, model=name).to_dict() for head, part in found.items()},
+        prediction_intervals=held,
+    )
     shown = {head: past_of(series, splits.test, head, parts[-1], halves[head]) for head, parts in gathered.items()}
     if levels := experiment.task.quantiles:
-        line["quantiles"] = judge_quantiles(series, splits, levels, told)
+        line = dataclasses.replace(line, quantiles=judge_quantiles(series, splits, levels, told))
     about = {
         "version": __version__,
         "torch": torch.__version__,
@@ -291,11 +301,11 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
         "scaler": {name: _numbers(value) for name, value in dataclasses.asdict(scaler).items()},
         "intervals": {
             head: {name: held[name] for name in ("nominal", "coverage", "half_width")}
-            for head, held in line["intervals"].items()
+            for head, held in line.prediction_intervals.items()
         },
         "own": {name: own.fingerprint(name) for name in experiment.own_parts},
-        "dates": line["dates"],
-        "data_sha256": line["data_sha256"],
+        "dates": line.dates,
+        "data_sha256": line.data_sha256,
     }
     return Result(unit.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
 
@@ -310,7 +320,7 @@ def data_sha256(series: Series) -> str:
 
 def _numbers(value: float | np.ndarray) -> float | list[float | None]:
     """Return a constant of the scaler fit for JSON; None is no bound."""
-    return [_plain(x) for x in value.tolist()] if np.ndim(value) else value
+    return [_plain(x) for x in value.tolist()] if isinstance(value, np.ndarray) else value
 
 
 def _plain(number: float) -> float | None:

@@ -5,8 +5,9 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,7 +152,7 @@ def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor, loss: str |
     return (error.square() if loss == "mse" else error.abs()).mean(2) @ weights
 
 
-def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterator[Fit]:
+def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Generator[Fit, None, None]:
     """Train until every model has left, yielding the state after each step and after the validation of each epoch.
 
     After that `state.step` is 0 and `state.finished` holds the models that left in it. The caller may stop
@@ -160,10 +161,10 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
     stack, task = state.stack, windows.task
     # A captured step reads the tensors it was captured with, so these keep their place while the models are the same,
     # and each epoch is copied into them.
-    order = None  # (M, S, B) origins of the windows of each step of the epoch
-    forced = None  # (S, H) whether a decoder step sees the truth
-    run = None  # one step: the graph, or the step itself
-    now = None  # the weights that `run` was made for
+    order: Tensor  # (M, S, B) origins of the windows of each step of the epoch
+    forced: Tensor  # (S, H) whether a decoder step sees the truth
+    run: Any = None  # one step: the graph, or the step itself
+    now: Tensor | None = None  # the weights that `run` was made for; before the first epoch none of these are there
     i = torch.zeros(1, dtype=torch.long, device=windows.device)  # the running step, counted on the device
 
     def step() -> None:
@@ -181,7 +182,8 @@ def fit(state: Fit, windows: Windows, training: Training, steps: int) -> Iterato
         i.add_(1)
 
     def solve() -> None:
-        stack.net.solve(*(_whole(windows, part, members) for part in ("train", "validation")))
+        net: Any = stack.net  # a module, which has it
+        net.solve(*(_whole(windows, part, members) for part in ("train", "validation")))
         stack.table["loss_sum"] += evaluate(stack.net, windows, "train", members)
 
     with precision(training, windows.device) as autocast, memory.kept(windows.device):

@@ -1,16 +1,17 @@
 """What a sweep tells besides where it stands: how it begins, the end of each model, losses now and then."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpbkit.config.experiment import Experiment
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import Judgement, verdicts
 from cpbkit.quantities import counted, duration
 from cpbkit.views.live import Terminal
 
 if TYPE_CHECKING:  # they load torch, which a view does not need
+    from cpbkit.runs.plan import Plan
     from cpbkit.runs.progress import State
 
 LOSS_LINES = 10  # of a training, if it goes through all its epochs
@@ -36,7 +37,7 @@ class Account:
                 self._judge(line)
         if state.plan and not self._begun:
             self._begun = True
-            self.view.keep(*opening(state))
+            self.view.keep(*opening(state, state.plan))
         for i, line in enumerate(state.results[self._told :], start=self._told + 1):
             self.view.keep(ending(line, i, state.total, self._judge(line)))
         self._told = state.done
@@ -44,33 +45,33 @@ class Account:
             self.view.keep(said)
         self.view(state)
 
-    def _judge(self, line: Mapping) -> str:
+    def _judge(self, line: ResultLine) -> str:
         """Say the skill of a model's first head, and the word that it has among those which are through."""
-        if not line["test"]:
+        if not line.test:
             return ""
-        series, head = line["series"], next(iter(line["test"]))
-        self._judged[series] = Judgement.from_dict(line["test"][head])
+        series, head = line.series, next(iter(line.test))
+        self._judged[series] = Judgement.from_dict(line.test[head])
         word = verdicts(self._judged)[series].word
         return f"{100 * self._judged[series].skill:+.1f} % {word}"
 
     def _losses(self, state: "State") -> str:
         epochs = state.experiment.training.epochs
-        running = [one for one in state.running.values() if one["curve"]["validation"]]
-        epoch = max((len(one["curve"]["validation"]) for one in running), default=0)
+        running = [one for one in state.running.values() if one.curve["validation"]]
+        epoch = max((len(one.curve["validation"]) for one in running), default=0)
         if epoch - self._epoch < max(1, epochs // LOSS_LINES):
             return ""
         self._epoch = epoch
         parts = [
-            f"{part} {np.median([one['curve'][part][-1] / one['persistence'][part] for one in running]):.4f}"
+            f"{part} {np.median([one.curve[part][-1] / one.persistence[part] for one in running]):.4f}"
             for part in ("train", "validation")
         ]
         line = f"epoch {epoch} of {epochs}: {', '.join(parts)}, median of {counted(len(running), 'model')}"
         return "  ".join(filter(None, (f"{line}; persistence is 1", _memory(state))))
 
 
-def opening(state: "State") -> list[str]:
+def opening(state: "State", plan: "Plan") -> list[str]:
     """Say before the training what is trained, on what, and how long that takes."""
-    experiment, plan = state.experiment, state.plan
+    experiment = state.experiment
     windows = ", ".join(f"{_range(*counts)} {part}" for part, counts in state.windows.items())
     at_most = f"at most {plan.epochs} epochs of {counted(plan.steps, 'step')}, or {plan.patience} without a better one"
     lines = [
@@ -94,12 +95,12 @@ def describe(experiment: Experiment) -> str:
     )
 
 
-def ending(line: Mapping, number: int, total: int, judged: str) -> str:
+def ending(line: ResultLine, number: int, total: int, judged: str) -> str:
     """Say how one model ended: `[7/40] ADAUSDT_15m done: best epoch 6 of 12, -0.1 % TIES, 41 s`."""
-    head = f"[{number}/{total}] {line['series']} {line['status']}: "
-    if line["status"] != "done":
-        return head + line["reason"]
-    parts = [f"best epoch {line['best_epoch']} of {line['epochs']}", judged, duration(line["seconds"])]
+    head = f"[{number}/{total}] {line.series} {line.status}: "
+    if line.status != "done":
+        return head + line.reason
+    parts = [f"best epoch {line.best_epoch} of {line.epochs}", judged, duration(line.seconds)]
     return head + ", ".join(filter(None, parts))
 
 

@@ -40,8 +40,15 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
     axes.spines[["left", "bottom"]].set_visible(False)
     for i, target in enumerate(TARGETS):
         middle = (i + 0.5) * len(horizons) - 0.5
-        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center"}
-        axes.annotate(target, (middle, 1), (0, 22), size=10.5, **place)
+        axes.annotate(
+            target,
+            (middle, 1),
+            (0, 22),
+            size=10.5,
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+        )
     sure = table[(table["series"] == ALL) & (table["verdict"] == BEATS)]
     found = [f"{target} {', '.join(map(str, bars))}" for target, bars in sure.groupby("target", sort=False)["bars"]]
     title = f"{len(series) - 1} series at once, better than naive: "

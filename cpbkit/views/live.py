@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.quantities import duration, standing
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.page import status_line
@@ -50,8 +51,8 @@ def in_notebook() -> bool:
 class Seen:
     """What a view last heard of a sweep, which goes on while this is drawn."""
 
-    results: list[dict]
-    running: dict[str, dict]
+    results: list[ResultLine]
+    running: dict[str, Running]
     stage: str
     total: int
     share: float
@@ -72,7 +73,7 @@ class Notebook:
         made_up = experiment.data.source == "synthetic"
         self.picture = SweepPicture(experiment.series, title, experiment.training.epochs, made_up)
         self._clock, self._lock, self._over = clock, threading.Lock(), threading.Event()
-        self._seen: Seen | None = None
+        self._seen, self._opened = Seen([], {}, "", len(experiment.series), 0.0, None, False, 0.0), False
         self._begun = self._heard = self._worded = self._drawn = clock()
         self._cost = 0.0  # s of a core, of the last picture
         self._take_monitor: Callable[[], Any] = lambda: None
@@ -82,7 +83,7 @@ class Notebook:
         with self._lock:
             if self._over.is_set():
                 return
-            first, over = self._seen is None, state.done >= state.total
+            first, over = not self._opened, state.done >= state.total
             self._take_up(state, over)
             if first:
                 self._open()
@@ -92,13 +93,16 @@ class Notebook:
     def _take_up(self, state: "State", over: bool) -> None:
         """Keep a copy: the thread must not read what the sweep is changing."""
         self._heard = self._clock()
-        fresh = {"results": list(state.results), "running": dict(state.running), "stage": state.stage}
-        if self._seen and self._heard - self._worded < LINE_PERIOD and not over:
-            self._seen = replace(self._seen, **fresh)  # a large sweep has many words a second: estimates take time
+        results, running = list(state.results), dict(state.running)
+        if self._opened and self._heard - self._worded < LINE_PERIOD and not over:
+            # A large sweep has many words a second: estimates take time.
+            self._seen = replace(self._seen, results=results, running=running, stage=state.stage)
             return
         self._worded, self._take_monitor = self._heard, lambda: state.monitor
         self._seen = Seen(
-            **fresh,
+            results=results,
+            running=running,
+            stage=state.stage,
             total=state.total,
             share=state.share,
             seconds_left=state.seconds_left,
@@ -110,7 +114,7 @@ class Notebook:
         from IPython import get_ipython  # only kernels have it
         from IPython.display import display
 
-        self._begun, self._thread = self._clock(), threading.get_ident()
+        self._opened, self._begun, self._thread = True, self._clock(), threading.get_ident()
         self._line = display(self._status(), raw=True, display_id=True)
         self._image = display(self._drawing(), raw=True, display_id=True)
         self._shell = get_ipython()
@@ -175,7 +179,8 @@ class Terminal:
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self.stream = stream or sys.stderr
-        self._clock, self._last, self._over = clock, None, False
+        self._clock, self._over = clock, False
+        self._last: float | None = None  # when a line was written
         self._heard, self._stands, self._stage = clock(), "", ""  # the last word of the sweep, and when
         self._shown = ""
         self._in_place = self.stream.isatty()
@@ -259,7 +264,7 @@ def _columns(stream: TextIO) -> int:
 
 def sentence(state: "State") -> str:
     """Say where a sweep stands in one line, what matters first, without its stage."""
-    counts = Counter(result["status"] for result in state.results)
+    counts = Counter(result.status for result in state.results)
     filled = int(BAR * state.share + 1e-9)
     parts = [f"[{'#' * filled}{'.' * (BAR - filled)}]"]
     parts += standing(state.done, state.total, state.share, state.seconds_left, state.at_most, state.samples_per_second)
@@ -267,14 +272,14 @@ def sentence(state: "State") -> str:
     return "  ".join(parts)
 
 
-def browse(results: Sequence[Mapping], series: str = "") -> Any:
+def browse(results: Sequence[ResultLine], series: str = "") -> Any:
     """Return a widget that shows the loss of one model of a run after another, starting with `series` or the first.
 
     Where widgets do not live, `series` alone chooses. Errors: UnknownName for a series without a result.
     """
     import ipywidgets
 
-    by_name = {result["series"]: result for result in results}
+    by_name = {result.series: result for result in results}
     first = check_name("series", series or next(iter(by_name)), by_name)
     image = ipywidgets.Image(value=loss_figure(by_name[first]).png(), format="png")
     options = [(label(name), name) for name in by_name]

@@ -2,20 +2,21 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.views.style import BLUE, FAINT, GREEN, ORANGE, PALE_BLUE, RED, WIDTH, Picture, label, look, name_ends
 
 DASHES = (0, (4, 2.5))
 
 
-def relative(entry: Mapping, split: str) -> np.ndarray:
+def relative(entry: ResultLine | Running, split: str) -> np.ndarray:
     """Return each epoch's loss as a share of persistence's on the same split: below 1 is better."""
-    losses = np.asarray(entry.get("curve", {}).get(split, ()), dtype=float)  # null in the ledger is NaN here
-    return losses / entry.get("persistence", {}).get(split, math.nan)
+    losses = np.asarray(entry.curve.get(split, ()), dtype=float)  # null in the ledger is NaN here
+    return losses / entry.persistence.get(split, math.nan)
 
 
 def lowest(curve: np.ndarray) -> int | None:
@@ -24,13 +25,13 @@ def lowest(curve: np.ndarray) -> int | None:
     return int(finite[np.argmin(curve[finite])]) if len(finite) else None
 
 
-def is_synthetic(results: Sequence[Mapping]) -> bool:
+def is_synthetic(results: Sequence[ResultLine]) -> bool:
     """Say whether any of the results came from made-up bars."""
-    return any(r.get("synthetic") or r.get("passport", {}).get("synthetic") for r in results)
+    return any(line.synthetic or line.passport.get("synthetic") for line in results)
 
 
 @look()
-def loss_figure(result: Mapping) -> Picture:
+def loss_figure(result: ResultLine) -> Picture:
     """Draw one model's loss against persistence; the title says whether it fell below on validation."""
     curve, train, width = relative(result, "validation"), relative(result, "train"), 0.75 * WIDTH
     best, last = lowest(curve), max(len(curve), len(train))
@@ -39,7 +40,7 @@ def loss_figure(result: Mapping) -> Picture:
     axes.axhline(1, color=ORANGE, ls=DASHES, lw=1.4)
     for values, colour, thick in ((train, PALE_BLUE, 1.6), (curve, BLUE, 2.0)):
         axes.plot(np.arange(1, len(values) + 1), values, color=colour, lw=thick)
-    if result["status"] in ("sick", "failed"):
+    if result.status in ("sick", "failed"):
         axes.plot(max(1, last), 1 if best is None else curve[best], "x", color=RED, ms=9, mew=2.4, clip_on=False)
     elif best is not None:
         colour = GREEN if curve[best] < 1 else FAINT
@@ -58,10 +59,10 @@ def loss_figure(result: Mapping) -> Picture:
     return figure
 
 
-def _sentence(result: Mapping, curve: np.ndarray, best: int | None) -> str:
-    name = label(result["series"])
-    if result["status"] in ("sick", "failed"):
-        return textwrap.shorten(f"{name} is {result['status']}: {result['reason']}", 84, placeholder=" …")
+def _sentence(result: ResultLine, curve: np.ndarray, best: int | None) -> str:
+    name = label(result.series)
+    if result.status in ("sick", "failed"):
+        return textwrap.shorten(f"{name} is {result.status}: {result.reason}", 84, placeholder=" …")
     if best is None:
         return f"{name} has no validation loss"
     share = 100 * abs(curve[best] - 1)

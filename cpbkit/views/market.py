@@ -88,13 +88,13 @@ def _candles(price: Axes, volume: Axes, frame: pd.DataFrame, step: pd.Timedelta)
     for side, colour in ((c >= o, GREEN), (c < o, RED)):
         left, middle, right = (x[side] + share * width for share in (0.15, 0.5, 0.85))
         wicks = np.array([(middle, lo[side]), (middle, h[side])]).transpose(2, 0, 1)
-        price.add_collection(LineCollection(wicks, colors=colour, lw=0.9))
+        price.add_collection(LineCollection(list(wicks), colors=colour, lw=0.9))
         for axes, bottom, top, edge, alpha in (
             (price, np.minimum(o, c)[side], np.maximum(o, c)[side], colour, 1.0),
             (volume, 0 * v[side], v[side], "none", 0.4),
         ):
             corners = np.array([(left, bottom), (left, top), (right, top), (right, bottom)]).transpose(2, 0, 1)
-            axes.add_collection(PolyCollection(corners, fc=colour, ec=edge, alpha=alpha, lw=0.9))
+            axes.add_collection(PolyCollection(list(corners), fc=colour, ec=edge, alpha=alpha, lw=0.9))
     pad = 0.05 * (h.max() - lo.min()) or 0.01 * h.max()
     price.set(xlim=(x[0], x[-1] + width), ylim=(lo.min() - pad, h.max() + 1.6 * pad))
     volume.set_ylim(0, v.max() * 1.05 or 1)
@@ -111,8 +111,16 @@ def _gaps(price: Axes, volume: Axes, gaps: Sequence[Gap], step: pd.Timedelta) ->
         room = len(text) * 6.6 * pixel
         at = min(end + 5 * pixel, high - room)
         if at > free:  # a name that would run into the one before it is left to the passport
-            place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
-            price.annotate(text, (at, 1), (0, -2), size=8.5, color=ORANGE, **place)
+            price.annotate(
+                text,
+                (at, 1),
+                (0, -2),
+                size=8.5,
+                color=ORANGE,
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                va="top",
+            )
             free = at + room
 
 

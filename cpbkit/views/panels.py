@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.evaluation import verdicts
+from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.views.loss import is_synthetic, lowest, relative
 from cpbkit.views.page import Html, page
 from cpbkit.views.strip import strips
@@ -19,6 +20,7 @@ from cpbkit.views.style import label, stamped
 SPLITS = ("train", "validation")
 PANEL_X, PANEL_Y = 1420, 800  # units of a panel's SVG: tenths of a pixel, so that whole numbers are fine enough
 VIEW = "-40 -40 1500 880"  # the panel, and room for a dot on its edge
+WAITING = Running({}, {})  # a series of which nothing is heard yet
 POINTS = 150  # drawn of one curve: about one a pixel
 
 
@@ -39,17 +41,17 @@ class SweepPicture:
 
     def html(
         self,
-        results: Sequence[Mapping],
-        running: Mapping[str, Mapping] | None = None,
+        results: Sequence[ResultLine],
+        running: Mapping[str, Running] | None = None,
         monitor: pd.DataFrame | None = None,
         seconds_left: float | None = None,
     ) -> Html:
         """Draw the present: `results` are lines of the ledger, `running` what trains now."""
-        finished = {result["series"]: result for result in results}
+        finished = {result.series: result for result in results}
         training = {name: entry for name, entry in (running or {}).items() if name not in finished}
         if len(results) != self._judged:  # they are corrected for each other: every new one may change the others
             self._judge(results)
-        entries = {name: finished.get(name) or training.get(name) or {} for name in self.series}
+        entries = {name: finished.get(name) or training.get(name) or WAITING for name in self.series}
         curves = {name: [relative(entry, split) for split in SPLITS] for name, entry in entries.items()}
         frame = Frame.around([curve for pair in curves.values() for curve in pair], self.epochs)
         panels = []
@@ -57,7 +59,7 @@ class SweepPicture:
             entry, said = entries[name], self._said.get(name)
             old = self._kept.get(name)
             if old is None or old[0] is not entry or old[1:3] != (frame, said):
-                self._kept[name] = old = entry, frame, said, self._panel(name, entry, *curves[name], frame)
+                self._kept[name] = old = entry, frame, said, self._panel(name, entry, curves[name], frame)
             panels.append(old[3])
         counts = tally(results, len(training), len(self.series))
         at_right = "verdict on the test bars"
@@ -76,16 +78,17 @@ class SweepPicture:
             f"{self.title}: {counts}",
         )
 
-    def _judge(self, results: Sequence[Mapping]) -> None:
+    def _judge(self, results: Sequence[ResultLine]) -> None:
         by_head = verdicts.judgements(results)
         self._said, self._heads, self._judged = {}, list(by_head), len(results)
         for group in by_head.values():
             for name, verdict in verdicts.verdicts(group).items():
                 self._said.setdefault(name, []).append((verdict.word, 100 * group[name].skill))
 
-    def _panel(self, name: str, entry: Mapping, train: np.ndarray, validation: np.ndarray, frame: "Frame") -> str:
+    def _panel(self, name: str, entry: ResultLine | Running, curves: Sequence[np.ndarray], frame: "Frame") -> str:
+        train, validation = curves
         words, kind, mark = self._state(name, entry, validation)
-        reason = escape(entry.get("reason", "")) if kind == "sick" else ""
+        reason = escape(entry.reason) if isinstance(entry, ResultLine) and kind == "sick" else ""
         drawn = frame.line(train, "train") + frame.line(validation, "validation")
         side = "cpb-low"  # where the reason stands: in the half that the cross is not in
         if mark is not None:
@@ -96,15 +99,17 @@ class SweepPicture:
         if best is not None:
             told.append(f"lowest validation loss {validation[best]:.3g} of persistence's at epoch {best + 1}")
         spoken = escape(f"{label(name)}: ") + ", ".join(filter(None, told))
+        waits = " cpb-waiting" if entry is WAITING else ""
         return (
-            f'<div class="cpb-panel{"" if entry else " cpb-waiting"}"><div><b>{escape(label(name))}</b>{words}</div>'
+            f'<div class="cpb-panel{waits}"><div><b>{escape(label(name))}</b>{words}</div>'
             f'<svg viewBox="{VIEW}" role="img" aria-label="{spoken}">{frame.rules}{drawn}</svg>'
             f'<small class="{side}">{reason}</small></div>'
         )
 
-    def _state(self, name: str, entry: Mapping, curve: np.ndarray) -> tuple[str, str, int | None]:
+    def _state(self, name: str, entry: ResultLine | Running, curve: np.ndarray) -> tuple[str, str, int | None]:
         """Return a panel's words, the class of its mark, and at which epoch the mark stands."""
-        status, best = entry.get("status", "training" if entry else "waiting"), lowest(curve)
+        best = lowest(curve)
+        status = entry.status if isinstance(entry, ResultLine) else "waiting" if entry is WAITING else "training"
         if status in ("sick", "failed"):
             seen = np.flatnonzero(np.isfinite(curve))
             text = f"{status} at {len(curve)}" if len(curve) else status
@@ -112,7 +117,7 @@ class SweepPicture:
         if status == "training":
             return _word(f"epoch {len(curve)}", "training"), "training", None
         if name not in self._said:
-            return _word("not judged" if entry else "waiting", "muted"), "muted", best
+            return _word("waiting" if entry is WAITING else "not judged", "muted"), "muted", best
         said = self._said[name]
         kinds = [word.lower() if word in ("BEATS", "LOSES") else "muted" for word, _ in said]
         texts = [word.removesuffix(" TO TELL") for word, _ in said]
@@ -180,18 +185,18 @@ class Frame:
         )
 
 
-def tally(results: Sequence[Mapping], training: int, total: int) -> str:
+def tally(results: Sequence[ResultLine], training: int, total: int) -> str:
     """Say how many models are where: `27 done  ·  11 training  ·  1 sick  ·  1 waiting`."""
-    counts = Counter(result["status"] for result in results)
+    counts = Counter(result.status for result in results)
     told = {"done": counts["done"], "training": training, "sick": counts["sick"], "failed": counts["failed"]}
     told["waiting"] = total - len(results) - training
     return "  ·  ".join(f"{n} {word}" for word, n in told.items() if n or word == "done")
 
 
-def sweep_html(results: Sequence[Mapping], monitor: pd.DataFrame | None = None, series: Sequence[str] = ()) -> Html:
+def sweep_html(results: Sequence[ResultLine], monitor: pd.DataFrame | None = None, series: Sequence[str] = ()) -> Html:
     """Draw a sweep from its ledger for a page; `series` also names those without a result yet."""
-    names = list(dict.fromkeys([*series, *(result["series"] for result in results)]))
+    names = list(dict.fromkeys([*series, *(result.series for result in results)]))
     longest = max((len(relative(result, "validation")) for result in results), default=1)
-    preset = next((result["preset"] for result in results if "preset" in result), "sweep")
+    preset = next((result.preset for result in results if result.preset), "sweep")
     picture = SweepPicture(names, f"{preset}  ·  {len(names)} series", longest, is_synthetic(results))
     return picture.html(results, monitor=monitor)

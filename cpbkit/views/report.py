@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cpbkit.config.experiment import PARTS, Experiment
 from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation import past, pooled, verdicts
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration
 from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
@@ -43,8 +45,8 @@ BARS_COLUMNS = (
 
 
 def write_report(
-    folder: str | Path,
-    out: str | Path | None = None,
+    folder: str | os.PathLike,
+    out: str | os.PathLike | None = None,
     with_command: bool = False,
     series: Sequence[str] | None = None,
 ) -> Path:
@@ -61,15 +63,16 @@ def write_report(
             f"a report needs at least one finished series; {run.folder} has none of {len(experiment.series)}"
         )
     order = {name: i for i, name in enumerate(experiment.series)}
-    results.sort(key=lambda line: order.get(line["series"], len(order)))
+    results.sort(key=lambda line: order.get(line.series, len(order)))
     monitor = run.monitor()
     clock, about = run.clock(), run.about()
     environment = templates()
-    script, _, _ = environment.loader.get_source(environment, "report.js")
+    loader = environment.loader or jinja2.PackageLoader("cpbkit.views")
+    script, _, _ = loader.get_source(environment, "report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     judged = verdicts.judgements(results)
     chosen, left_out = _chosen(experiment, results, judged, series)
-    few = [line for line in results if line["series"] in chosen]
+    few = [line for line in results if line.series in chosen]
     page = environment.get_template("report.html").render(
         light={name: colour for colour, name in NAMES.items()},
         dark=DARK,
@@ -107,16 +110,16 @@ def templates() -> jinja2.Environment:
 
 
 def _chosen(
-    experiment: Experiment, results: Sequence[Mapping], judged: Mapping, series: Sequence[str] | None
+    experiment: Experiment, results: Sequence[ResultLine], judged: Mapping, series: Sequence[str] | None
 ) -> tuple[set[str], str]:
     """Return the series that get a part, and what is to be said of those that get none."""
-    names = [line["series"] for line in results]
+    names = [line.series for line in results]
     if series:
         chosen = {check_name("series", name, names) for name in series}
     elif len(names) <= PARTS_AT_MOST:
         chosen = set(names)
     else:
-        skills = {name: j.skill for group in reversed(judged.values()) for name, j in group.items()}
+        skills = {name: j.skill for group in reversed([*judged.values()]) for name, j in group.items()}
         order, half = sorted(skills, key=lambda name: -skills[name]), PARTS_AT_MOST // 2
         chosen = {*order[:half], *order[-half:]}
     if len(chosen) == len(names):
@@ -128,13 +131,13 @@ def _chosen(
     )
 
 
-def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) -> dict:
-    finished = {line["series"] for line in results}
+def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine]) -> dict:
+    finished = {line.series for line in results}
     names = list(dict.fromkeys([*experiment.series, *finished]))
     missing = [label(name) for name in names if name not in finished]
     more = f" and {len(missing) - 40:,} more" if len(missing) > 40 else ""
     data, task = experiment.data, experiment.task
-    sizes = sorted({line["parameters"] for line in results if "parameters" in line})
+    sizes = sorted({line.parameters for line in results if line.parameters})
     facts = [
         f"{counted(task.context, 'bar')} in, {counted(task.horizon, 'bar')} out",
         {"synthetic": "the seeded market", "files": "own files"}.get(data.source, f"{data.source} {data.market}"),
@@ -150,9 +153,9 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[Mapping]) ->
     }
 
 
-def _verdicts(run: RunFolder, results: Sequence[Mapping], judged: Mapping) -> dict:
+def _verdicts(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) -> dict:
     heads = []
-    losses, _ = pooled.gather([line["series"] for line in results if line["test"]], run.losses)
+    losses, _ = pooled.gather([line.series for line in results if line.test], run.losses)
     for head, group in judged.items():
         found = verdicts.verdicts(group)
         best_first = sorted(group, key=lambda name: -group[name].skill)
@@ -192,8 +195,8 @@ def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, lo
         f"{_digits(j.rmse)} {j.unit}".strip(),
         _digits(j.baselines[j.best_baseline]),
         "" if j.direction is None else f"{100 * j.direction:.1f}",
-        "" if j.ic is None else _number(j.ic, "+.3f"),
-        "" if j.fee is None else _number(j.fee, ".1f"),
+        _number(j.ic, "+.3f"),
+        _number(j.fee, ".1f"),
         f"{j.windows:,}",
     ]
 
@@ -210,24 +213,23 @@ def _skill_mark(j: verdicts.Judgement, low: float, high: float) -> str:
     )
 
 
-def _parts(run: RunFolder, few: Sequence[Mapping], judged: Mapping) -> list[dict]:
+def _parts(run: RunFolder, few: Sequence[ResultLine], judged: Mapping) -> list[dict]:
     """Say of each series all that is known of it, in the order of the verdicts."""
     found = {head: verdicts.verdicts(group) for head, group in judged.items()}
-    skills = {name: j.skill for group in reversed(judged.values()) for name, j in group.items()}
+    skills = {name: j.skill for group in reversed([*judged.values()]) for name, j in group.items()}
     parts = []
-    for line in sorted(few, key=lambda line: -skills.get(line["series"], -np.inf)):
-        name = line["series"]
+    for line in sorted(few, key=lambda line: -skills.get(line.series, -np.inf)):
+        name = line.series
         said = [(head, group[name], found[head][name]) for head, group in judged.items() if name in group]
         checks = check_results([line])
-        passport = Passport.from_dict(line["passport"]) if line.get("passport") else None
+        passport = Passport.from_dict(line.passport) if line.passport else None
         parts.append(
             {
                 "name": name,
                 "label": label(name),
-                "word": said[0][2].word if said else line["status"].upper(),
+                "word": said[0][2].word if said else line.status.upper(),
                 "kind": (said[0][2].word if said else "sick").lower().replace(" ", "-"),
-                "reasons": [f"{head}: {verdict.word}, {verdict.reason}" for head, _, verdict in said]
-                or [line.get("reason", "")],
+                "reasons": [f"{head}: {verdict.word}, {verdict.reason}" for head, _, verdict in said] or [line.reason],
                 "worth": " ".join(filter(None, (verdicts.say_worth(j, verdict.word) for _, j, verdict in said))),
                 "charts": Markup("".join(_charts(run, line))),
                 "numbers": [[*([head] if len(said) > 1 else []), *row] for head, j, _ in said for row in _numbers(j)],
@@ -238,10 +240,10 @@ def _parts(run: RunFolder, few: Sequence[Mapping], judged: Mapping) -> list[dict
     return parts
 
 
-def _charts(run: RunFolder, line: Mapping) -> list[str]:
+def _charts(run: RunFolder, line: ResultLine) -> list[str]:
     """Draw the losses, the last forecasts beside what happened, and what the intervals held."""
     curves = {name: relative(line, name) for name in ("train", "validation")}
-    drawn, name = [], stamped(label(line["series"]), is_synthetic([line]))
+    drawn, name = [], stamped(label(line.series), is_synthetic([line]))
     longest = max(map(len, curves.values()))
     if longest and np.isfinite(np.concatenate([*curves.values()])).any():
         lines = {kind: np.r_[curve, np.full(longest - len(curve), np.nan)] for kind, curve in curves.items()}
@@ -250,17 +252,17 @@ def _charts(run: RunFolder, line: Mapping) -> list[str]:
         lines["persistence"] = np.ones(longest)
         title = f"{name}, loss relative to persistence, by epoch"
         drawn.append(chart(title, np.arange(1, longest + 1), lines, None, spoken))
-    kept = run.losses(line["series"])
+    kept = run.losses(line.series)
     for head, one in past.from_bytes(kept, name).items() if kept else ():
         rows, last = slice(-SHOWN, None), one.ahead[-1]
         levels = {kind: one.levels(y)[rows, -1] for kind, y in (("truth", one.truth), ("forecast", one.forecast))}
         times = (one.times[rows] + round(1e3 * last * one.step_seconds)).astype("datetime64[ms]")
-        edges = tuple(one.levels(one.forecast + sign * one.half)[rows, -1] for sign in (-1, 1))
+        edges = one.levels(one.forecast - one.half)[rows, -1], one.levels(one.forecast + one.half)[rows, -1]
         error = one.truth[rows, -1] - one.forecast[rows, -1]
         inside = (np.abs(error) <= one.half[rows, -1]).mean()
         title = f"{name}, {one.target} of {head}: forecast {counted(int(last), 'bar')} before, and truth"
         drawn.append(chart(title, times, levels, edges, f"{inside:.0%} of the truth lies inside the interval"))
-    for head, told in line.get("intervals", {}).items():
+    for head, told in line.prediction_intervals.items():
         if len(told["dates"]) > 1:
             times = np.array(told["dates"], "datetime64[m]")
             lines = {
@@ -281,7 +283,7 @@ def _numbers(j: verdicts.Judgement) -> list[list]:
         "IC": (1, "ic", "+.3f"),
         "break-even fee, bp": (1, "fee", ".1f"),
     }
-    rows = []
+    rows: list[list] = []
     for name, (times, field, form) in pairs.items():
         value, low, high = (getattr(j, field + end) for end in ("", "_low", "_high"))
         if value is not None:
@@ -312,32 +314,32 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | np.integer) else str(value).replace("T", " ")
 
 
-def _intervals(results: Sequence[Mapping]) -> dict:
+def _intervals(results: Sequence[ResultLine]) -> dict:
     rows = [
         [
-            label(line["series"]),
+            label(line.series),
             head,
             *(f"{100 * told[name]:.1f}" for name in ("coverage", "coverage_wild", "coverage_worst_step")),
             f"{_digits(told['width'])} {told['unit']}".strip(),
             *(_digits(told[name]) for name in ("score", "score_persistence", "crps", "crps_persistence")),
         ]
         for line in results
-        for head, told in line.get("intervals", {}).items()
+        for head, told in line.prediction_intervals.items()
     ]
     return {"intervals": rows, "interval_columns": INTERVAL_COLUMNS}
 
 
 def _training(
     experiment: Experiment,
-    results: Sequence[Mapping],
-    few: Sequence[Mapping],
+    results: Sequence[ResultLine],
+    few: Sequence[ResultLine],
     monitor: pd.DataFrame | None,
     left_out: str,
 ) -> dict:
     checks = check_results(results)
     wrong = [check for check in checks if check.verdict != "OK"]
     sick = {check.series for check in wrong if check.verdict == "SICK"}
-    spent = sum(line.get("epochs", 0) for line in results)
+    spent = sum(line.epochs for line in results)
     return {
         "sweep": Markup(sweep_html(few, monitor, series=() if left_out else experiment.series)),
         "soundness": f"{len(results) - len(sick)} of {counted(len(results), 'model')} trained soundly, "
@@ -367,8 +369,8 @@ def _clock(seconds: Mapping[str, float]) -> list[dict]:
     return parts
 
 
-def _bars(results: Sequence[Mapping]) -> dict:
-    passports = [Passport.from_dict(line["passport"]) for line in results if line.get("passport")]
+def _bars(results: Sequence[ResultLine]) -> dict:
+    passports = [Passport.from_dict(line.passport) for line in results if line.passport]
     table = passport_table(passports).rename(columns=lambda name: name.replace("_", " "))
     shown = table[[name for name in BARS_COLUMNS if name in table]]
     rows = [
@@ -404,12 +406,12 @@ def _strip(passport: Passport) -> str:
     return f'<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><path d="M0 5H100"/>{marks}</svg>'
 
 
-def _splits(results: Iterable[Mapping]) -> list[list[str]]:
+def _splits(results: Iterable[ResultLine]) -> list[list[str]]:
     parts, rows = ("train", "validation", "test"), []
     for line in results:
-        if line.get("dates"):
-            spans = [" to ".join(line["dates"][part]).replace("T", " ") for part in parts]
-            rows.append((line["series"], (*spans, " / ".join(f"{line['windows'][part]:,}" for part in parts))))
+        if line.dates:
+            spans = [" to ".join(line.dates[part]).replace("T", " ") for part in parts]
+            rows.append((line.series, (*spans, " / ".join(f"{line.windows[part]:,}" for part in parts))))
     return _alike(rows)
 
 
@@ -441,12 +443,12 @@ def _origin(about: Mapping, with_command: bool) -> dict:
     }
 
 
-def _number(value: float, form: str) -> str:
-    return f"{value:{form}}".replace("-", "−")
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}".replace("-", "−")
 
 
-def _span(times: float, low: float, high: float, form: str) -> str:
-    return f"{_number(times * low, form)} to {_number(times * high, form)}"
+def _span(times: float, low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f"{_number(times * low, form)} to {_number(times * high, form)}"
 
 
 def _digits(value: float) -> str:

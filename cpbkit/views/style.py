@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ DARK = {
 }
 DPI = 100  # one unit of a figure's paper is one pixel at this resolution
 WIDTH = 1280  # pixels; about the width of an output cell
-LOOK = {
+LOOK: Any = {
     "font.size": 9.5,
     "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED,
@@ -101,7 +102,7 @@ class Picture(Figure):
         with look():
             super().draw(renderer)
 
-    def box(self, left: float, top: float, width: float, height: float) -> tuple[float, ...]:
+    def box(self, left: float, top: float, width: float, height: float) -> tuple[float, float, float, float]:
         """Turn pixels counted from the upper left corner into the fractions that `add_axes` wants."""
         full_width, full_height = self.get_size_inches() * DPI
         return left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height
@@ -149,8 +150,16 @@ class Picture(Figure):
 
 def beside(axes: Axes, y: float, text: str, colour: str, size: float = 8) -> None:
     """Write text to the right of the axes at a height of its data."""
-    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
-    axes.annotate(text, (1, y), (8, 0), color=colour, size=size, **place)
+    axes.annotate(
+        text,
+        (1, y),
+        (8, 0),
+        color=colour,
+        size=size,
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center",
+    )
 
 
 def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], share: float = 0.055) -> None:

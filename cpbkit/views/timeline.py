@@ -22,10 +22,12 @@ class Timeline:
     def __init__(self, figure: Picture, box: tuple[float, float, float, float], colour: str, fill: str):
         self.axes: Axes = figure.add_axes(figure.box(*box))
         self.width = box[2]
-        self.area = self.axes.add_collection(PolyCollection([], facecolors=fill, linewidths=0), autolim=False)
+        self.area = PolyCollection([], facecolors=fill, linewidths=0)
+        self.axes.add_collection(self.area, autolim=False)
         (self.upper,) = self.axes.plot([], [], color=FAINT, lw=1.2)
         (self.lower,) = self.axes.plot([], [], color=colour, lw=1.5)
-        self.marks = self.axes.add_collection(LineCollection([], colors=RULE, linewidths=1), autolim=False)
+        self.marks = LineCollection([], colors=RULE, linewidths=1)
+        self.axes.add_collection(self.marks, autolim=False)
         self.notes = [self.axes.text(0, 0, "", size=8.5, color=c, va="center") for c in (MUTED, colour)]
         self.events: list = []
         self.title = self.axes.set_title("", pad=8)

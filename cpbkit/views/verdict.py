@@ -10,6 +10,7 @@ from matplotlib.dates import date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.evaluation import metrics, verdicts
+from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import Judgement, Verdict
 from cpbkit.quantities import counted
 from cpbkit.views.loss import DASHES, is_synthetic
@@ -41,7 +42,7 @@ ROW = 19.5  # pixels of a series
 
 
 @look()
-def verdict_figure(results: Sequence[Mapping]) -> Picture:
+def verdict_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the skill of every model with its interval, a panel a head, the best first."""
     by_head = verdicts.judgements(results)
     rows = max((len(group) for group in by_head.values()), default=1)
@@ -59,8 +60,8 @@ def verdict_figure(results: Sequence[Mapping]) -> Picture:
     return figure
 
 
-def _tested(results: Sequence[Mapping]) -> str:
-    spans = [line["dates"]["test"] for line in results if line.get("dates", {}).get("test")]
+def _tested(results: Sequence[ResultLine]) -> str:
+    spans = [line.dates["test"] for line in results if "test" in line.dates]
     if not spans:
         return ""
     return f", test {min(first for first, _ in spans)[:10]} to {max(last for _, last in spans)[:10]}"
@@ -69,8 +70,8 @@ def _tested(results: Sequence[Mapping]) -> str:
 def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mapping[str, Verdict], rows: int) -> None:
     order = sorted(group, key=lambda name: -group[name].skill)
     told = [group[name] for name in order]
-    ends = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in told]  # no interval, no reach
-    ends = 100 * np.array(ends)
+    reached = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in told]  # or no interval
+    ends = 100 * np.array(reached)
     # One model that is far off, or has too few windows for an interval, must not flatten all others.
     low, high = np.percentile(ends, [10, 90])
     reach = 1.5 * (high - low) or 1.0
@@ -190,11 +191,11 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
 
 
 @look()
-def coverage_figure(results: Sequence[Mapping]) -> Picture:
+def coverage_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the share of truths inside each model's intervals over the test split, and their mean, a panel a head."""
     by_head: dict[str, list[Mapping]] = {}
     for line in results:
-        for head, told in line.get("intervals", {}).items():
+        for head, told in line.prediction_intervals.items():
             by_head.setdefault(head, []).append(told)
     figure = Picture(WIDTH, 340)
     share = (WIDTH - 24) / max(1, len(by_head))
@@ -228,11 +229,11 @@ def coverage_figure(results: Sequence[Mapping]) -> Picture:
 
 
 @look()
-def calibration_figure(results: Sequence[Mapping]) -> Picture:
-    """Draw the share of truths below each quantile against its level, a panel a head, persistence's beside."""
+def calibration_figure(results: Sequence[ResultLine]) -> Picture:
+    """Draw the share of truths below each quantile against its level, a panel per head, persistence's beside."""
     by_head: dict[str, list[Mapping]] = {}
     for line in results:
-        for head, told in line.get("quantiles", {}).items():
+        for head, told in line.quantiles.items():
             by_head.setdefault(head, []).append(told)
     figure = Picture(WIDTH, 480)
     share = (WIDTH - 24) / max(1, len(by_head))

@@ -26,13 +26,13 @@ class Scaler:
         first, last = splits.bounds["train"]
         rows, ranges = series.inputs[first:last], {column: (low, high) for column, low, high in task.ranges}
         mean, std = rows.mean(0), rows.std(0)
-        ends = np.tile([[-np.inf], [np.inf]], len(series.features))
+        lowest, highest = np.tile([[-np.inf], [np.inf]], len(series.features))
         for c, column in enumerate(series.features):
             if column in ranges:
                 low, high = ranges[column]
                 mean[c], std[c] = low, high - low
                 if task.clip_ranges:
-                    ends[:, c] = low, high
+                    lowest[c], highest[c] = low, high
         if task.target_scale == "persistence":
             scale = np.sqrt(np.square(series.truth(splits.train, task.horizon)).mean((0, 1)))
         elif task.target_scale == "standard":
@@ -42,7 +42,7 @@ class Scaler:
         else:
             scale = np.ones(len(series.targets))
         std, scale = (np.where(size > 0, size, 1.0) for size in (std, scale))
-        return cls(mean, std, *ends, scale, task.input_clip)
+        return cls(mean, std, lowest, highest, scale, task.input_clip)
 
     def inputs(self, raw: np.ndarray) -> np.ndarray:
         """Scale and clip inputs: (N, C) -> (N, C)."""

@@ -3,10 +3,11 @@
 M models, B batch, L context, C channels, H horizon, K targets, N rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cpbkit.config import own
 from cpbkit.config.experiment import Task, derive_seed
@@ -75,7 +76,8 @@ class Windows:
             self.weights = put(weights)
         shares = torch.tensor(task.target_weights, dtype=dtype, device=self.device)
         self.target_weights = shares / shares.sum()  # (K,) of each target in the loss
-        self.loss = own.find(task.loss, "a loss") if own.is_own(task.loss) else task.loss
+        # The name of a loss, an own function, or the levels of the pinball loss.
+        self.loss: Callable | str | Tensor = own.find(task.loss, "a loss") if own.is_own(task.loss) else task.loss
         if task.quantiles:
             self.loss = torch.tensor(task.quantiles, dtype=dtype, device=self.device)
         self.back = torch.arange(1 - task.context, 1, device=self.device)

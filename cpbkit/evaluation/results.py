@@ -1,0 +1,66 @@
+"""What a run knows of its models: a line of the ledger for each that is through, and where the others stand."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_origin
+
+from cpbkit import foreign
+
+
+@dataclass(frozen=True)
+class ResultLine:
+    """How the training of one series ended, and what its model is worth: a line of the ledger."""
+
+    series: str
+    status: str  # done | sick (a value was not finite) | failed (never trained)
+    reason: str = ""  # why the training ended, or why there is none
+    test: dict[str, dict] = field(default_factory=dict)  # head -> Judgement.to_dict; `judgements` reads it
+    synthetic: bool = False
+    preset: str = ""
+    parameters: int = 0
+    epochs: int = 0  # trained
+    best_epoch: int = 0  # of the lowest validation loss; the first is 1
+    seconds: float = 0.0  # from the start of its stack
+    mode: str = ""  # how a step was computed
+    curve: dict[str, list[float | None]] = field(default_factory=dict)  # train, ... -> of each epoch; None: not finite
+    persistence: dict[str, float] = field(default_factory=dict)  # train, validation -> loss of this baseline
+    mean: dict[str, float] = field(default_factory=dict)
+    windows: dict[str, int] = field(default_factory=dict)  # of each split
+    dates: dict[str, list[str]] = field(default_factory=dict)  # of each split: its first and last bar, UTC
+    prediction_intervals: dict[str, dict] = field(default_factory=dict)  # head -> what they held in the test split
+    quantiles: dict[str, dict] = field(default_factory=dict)  # head -> what forecast quantiles held there
+    passport: dict[str, Any] = field(default_factory=dict)  # of its bars
+    data_sha256: str = ""  # of the columns it was trained and judged on
+    folds: list[dict[str, list[str]]] = field(default_factory=list)  # the dates of each, where there are several
+    search: list[dict] = field(default_factory=list)  # the settings that were tried, with their validation losses
+    tried: list[str] = field(default_factory=list)  # larger stacks that were tried before, and how they ended
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> "ResultLine":
+        """Read a line of any version: what it lacks has its default, and what only that version knows is left out.
+
+        Errors: Damaged for what is no such line.
+        """
+        raw = foreign.parse(text, dict)
+        if "intervals" in raw:  # as earlier versions called them
+            raw["prediction_intervals"] = raw.pop("intervals")
+        fields = {f.name: get_origin(f.type) or f.type for f in dataclasses.fields(cls)}
+        foreign.check(
+            raw, {name if name in ("series", "status") else f"{name}?": form for name, form in fields.items()}
+        )
+        return cls(**{name: value for name, value in raw.items() if name in fields})
+
+    def to_json(self) -> str:
+        """Write it as one line of JSON. Errors: ValueError for a number that is not finite."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Running:
+    """A model that trains now."""
+
+    curve: Mapping[str, Sequence[float]]
+    persistence: Mapping[str, float]
+    share: float = 0.0  # of its epochs that it has behind it
