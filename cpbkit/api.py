@@ -160,7 +160,7 @@ class Run:
         return calibration_figure(self.results)
 
     def health(self):
-        """Return the picture of the health of the trainings: a row a series, a column a check."""
+        """Return the picture of the health of the trainings: a row per series, a column per check."""
         from cpbkit.views.loss import is_synthetic
         from cpbkit.views.verdict import health_figure
 
@@ -228,10 +228,10 @@ class Retraining:
     experiment: Experiment
     klines: Klines
 
-    def audit(self, twins: int = 20) -> pd.DataFrame:
-        """Look for leaks: a row per check, with its verdict and the evidence. twins: placebo series that are judged."""
+    def audit(self, placebos: int = 20) -> pd.DataFrame:
+        """Look for leaks: a row per check, with its verdict and the evidence. placebos: how many are judged."""
         one = self.experiment
-        found = audit(self.klines, one.task, refit(one), model=one.model.name, twins=twins)
+        found = audit(self.klines, one.task, refit(one), model=one.model.name, placebos=placebos)
         return pd.DataFrame([*found, check_overfit(one, self._columns())])
 
     def plot(self, ahead: int = 1, windows: int = 160):

@@ -17,7 +17,7 @@ class CpbkitError(Exception):
 
 
 class DataError(CpbkitError):
-    """Bars that cannot be used, or cannot be had."""
+    """Bars that cannot be used, or are not available."""
 
 
 class SourceError(DataError):

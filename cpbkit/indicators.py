@@ -408,7 +408,7 @@ def vwap_session(b: Bars) -> np.ndarray:
     slot = np.arange(len(day)) - np.flatnonzero(opens)[session]
     sums = []
     for x in (b.get(money), b["volume"]):
-        table = np.zeros((session[-1] + 1, slot.max() + 1))  # a row a day: each starts at 0, nothing cancels
+        table = np.zeros((session[-1] + 1, slot.max() + 1))  # a row per day: each starts at 0, nothing cancels
         table[session, slot] = x
         sums.append(np.cumsum(table, axis=1)[session, slot])
     return np.where(sums[1] == 0, b.get(typical), sums[0] / sums[1])

@@ -525,9 +525,9 @@ def test_hosts_that_are_down_say_what_was_tried_and_what_is_there(fetch, server)
         fetch("BTCUSDT ETHUSDT", hosts=hosts)
     assert time.monotonic() - began < 10
     text = str(error.value)
-    assert "2 of 2 series could not be had" in text and "127.0.0.1:9" in text and "refused" in text.lower()
+    assert "2 of 2 series are not available" in text and "127.0.0.1:9" in text and "refused" in text.lower()
     assert "The cache has 258 bars in these dates, 2024-12-20T00:00 .. 2025-01-31T20:00." in text
-    assert "could not be had in" not in text, "the host is named, not each of its files"
+    assert "was not available in" not in text, "the host is named, not each of its files"
     assert text.count("The cache has") == 1 and "Run the same again to go on" in text
     assert text.index("--archive-url") < text.index("--source synthetic") < text.index("--files PATH")
     assert error.value.klines == {}

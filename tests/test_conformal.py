@@ -10,7 +10,7 @@ from test_report import Page
 
 from cpbkit.config.experiment import Task, vary
 from cpbkit.config.presets import PRESETS
-from cpbkit.evaluation.conformal import LEAST, POINTS, conformal_intervals, judge_prediction_intervals
+from cpbkit.evaluation.conformal import LEAST, POINTS, conformal_prediction_intervals, judge_prediction_intervals
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.runs.sweep import sweep
 from cpbkit.views.report import write_report
@@ -28,17 +28,17 @@ def scale_of_noise(count, jump):
 
 def test_intervals_hold_what_they_promise_through_a_change():
     errors = scale_of_noise(4000, 3)
-    found = conformal_intervals(errors[:1000] * 1.0, errors[1000:], alpha=0.1)
+    found = conformal_prediction_intervals(errors[:1000] * 1.0, errors[1000:], alpha=0.1)
     assert found.inside.mean() == pytest.approx(0.9, abs=0.012)
     assert found.inside[-400:].mean(axis=(0, 2)) == pytest.approx([0.9] * 3, abs=0.03)
-    fixed = conformal_intervals(errors[:1000], errors[1000:], alpha=0.1, rate=0.0, memory=1000)
+    fixed = conformal_prediction_intervals(errors[:1000], errors[1000:], alpha=0.1, rate=0.0, memory=1000)
     assert found.inside.mean() > fixed.inside.mean()
     assert found.half[-1].mean() == pytest.approx(3 * stats.norm.ppf(0.95), rel=0.2)
 
 
 def test_intervals_stay_calm_where_nothing_changes():
     errors = np.random.default_rng(1).normal(size=(3000, 2, 1))
-    found = conformal_intervals(errors[:1000], errors[1000:], alpha=0.2, rate=0.01)
+    found = conformal_prediction_intervals(errors[:1000], errors[1000:], alpha=0.2, rate=0.01)
     assert found.inside.mean() == pytest.approx(0.8, abs=0.01)
     assert found.half.mean() == pytest.approx(stats.norm.ppf(0.9), rel=0.03)
 
@@ -46,10 +46,10 @@ def test_intervals_stay_calm_where_nothing_changes():
 def test_an_interval_uses_no_error_before_it_is_known():
     """The error of step h + 1 at window j is known at window j + h + 1, and not one window sooner."""
     errors = np.random.default_rng(2).normal(size=(60, 4, 1))
-    before = conformal_intervals(errors[:20], errors[20:])
+    before = conformal_prediction_intervals(errors[:20], errors[20:])
     changed = errors[20:].copy()
     changed[10] = 50
-    after = conformal_intervals(errors[:20], changed)
+    after = conformal_prediction_intervals(errors[:20], changed)
     for h in range(4):
         differs = np.flatnonzero((before.level != after.level)[:, h, 0])
         assert differs[0] == 10 + h + 1
@@ -57,7 +57,7 @@ def test_an_interval_uses_no_error_before_it_is_known():
 
 def test_the_level_adapts_by_the_papers_rule():
     calibration, errors = np.arange(1.0, 10.0)[:, None, None], np.array([0.0, 20.0, 0.0, 0.0])[:, None, None]
-    found = conformal_intervals(calibration, errors, alpha=0.2, rate=0.1, memory=9)
+    found = conformal_prediction_intervals(calibration, errors, alpha=0.2, rate=0.1, memory=9)
     assert found.level[:, 0, 0] == pytest.approx([0.2, 0.22, 0.14, 0.16])
     # Ranks of 9 scores: ceil(10 x 0.8), ceil(10 x 0.78), ceil(10 x 0.86), ceil(10 x 0.84); the oldest leave the memory.
     assert found.half[:, 0, 0] == pytest.approx([8, 8, 20, 20])
@@ -66,15 +66,15 @@ def test_the_level_adapts_by_the_papers_rule():
 
 def test_a_level_beyond_the_memory_takes_its_last_score():
     calibration, calm, wild = np.arange(1.0, 10.0)[:, None, None], np.zeros((9, 1, 1)), np.full((9, 1, 1), 50.0)
-    found = conformal_intervals(calibration, calm, alpha=0.2, rate=5.0, memory=9)
+    found = conformal_prediction_intervals(calibration, calm, alpha=0.2, rate=5.0, memory=9)
     assert found.level[1, 0, 0] > 1 and found.half[1, 0, 0] == 0  # the smallest, a zero that came in
-    found = conformal_intervals(calibration, wild, alpha=0.2, rate=5.0, memory=9)
+    found = conformal_prediction_intervals(calibration, wild, alpha=0.2, rate=5.0, memory=9)
     assert found.level[1, 0, 0] < 0 and found.half[1, 0, 0] == 50
 
 
 def test_a_calibration_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"calibration must be \(V, H, K\) as errors \(5, 2, 1\); got \(5, 3, 1\)"):
-        conformal_intervals(np.ones((5, 3, 1)), np.ones((5, 2, 1)))
+        conformal_prediction_intervals(np.ones((5, 3, 1)), np.ones((5, 2, 1)))
 
 
 def known(share, rows=5000, seed=0):
@@ -91,7 +91,7 @@ def test_what_intervals_held_is_told_in_basis_points_beside_persistence():
     series, splits, forecasts = known(0.5)
     told = judge_prediction_intervals(series, splits, 8, *forecasts)[0]["price"]
     validation, test = (1e4 * series.truth(origins, 3) for origins in (splits.validation, splits.test))
-    own = conformal_intervals(0.5 * validation, 0.5 * test)
+    own = conformal_prediction_intervals(0.5 * validation, 0.5 * test)
     assert told["unit"] == "bp" and told["nominal"] == 0.9
     assert told["coverage"] == pytest.approx((np.abs(0.5 * test) <= own.half).mean())
     assert told["coverage_worst_step"] == pytest.approx(own.inside[..., 0].mean(axis=0).min())
@@ -109,7 +109,9 @@ def test_wild_windows_follow_wild_bars():
     """Intervals that adapt over days lag behind a wild spell of hours, and the ledger says so."""
     series, splits, forecasts = known(0.0)
     told = judge_prediction_intervals(series, splits, 8, *forecasts)[0]["price"]
-    inside = conformal_intervals(*(series.truth(origins, 3) for origins in (splits.validation, splits.test))).inside
+    inside = conformal_prediction_intervals(
+        *(series.truth(origins, 3) for origins in (splits.validation, splits.test))
+    ).inside
     before = [np.abs(np.diff(series.levels[t - 7 : t + 1, 0])).mean() for t in splits.test]
     assert told["coverage_wild"] == pytest.approx(inside[before >= np.quantile(before, 0.9)].mean())
     assert told["coverage_wild"] < 0.8 < 0.87 < told["coverage"] < 0.93

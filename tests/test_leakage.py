@@ -185,27 +185,27 @@ def test_a_stop_chosen_on_the_test_split_is_found(bars):
 @pytest.mark.parametrize("count", [200, 201])
 def test_a_phase_shuffled_series_keeps_its_spectrum_and_nothing_else(count):
     values = np.random.default_rng(0).exponential(size=count) + np.sin(np.arange(count))
-    twin = leakage.phase_shuffle(values, 1)
-    assert np.abs(np.fft.rfft(twin)) == pytest.approx(np.abs(np.fft.rfft(values)))
-    assert twin.mean() == pytest.approx(values.mean()) and twin.std() == pytest.approx(values.std())
-    assert abs(np.corrcoef(values, twin)[0, 1]) < 0.8
-    assert not np.array_equal(twin, leakage.phase_shuffle(values, 2))
+    placebo = leakage.phase_shuffle(values, 1)
+    assert np.abs(np.fft.rfft(placebo)) == pytest.approx(np.abs(np.fft.rfft(values)))
+    assert placebo.mean() == pytest.approx(values.mean()) and placebo.std() == pytest.approx(values.std())
+    assert abs(np.corrcoef(values, placebo)[0, 1]) < 0.8
+    assert not np.array_equal(placebo, leakage.phase_shuffle(values, 2))
 
 
 def test_a_placebo_twin_is_bars_that_pass_the_door(bars):
-    twin = leakage.placebo_twin(bars, 3)
-    again = validate(twin.frame, "BTCUSDT_1h")
-    pd.testing.assert_frame_equal(again.frame, twin.frame, check_names=False)
-    assert twin.passport.synthetic and len(twin.frame) == len(bars.frame)
-    assert twin.frame["volume"].sum() == pytest.approx(bars.frame["volume"].sum())
-    moves = [np.diff(np.log(f["close"])) for f in (bars.frame, twin.frame)]
+    placebo = leakage.make_placebo(bars, 3)
+    again = validate(placebo.frame, "BTCUSDT_1h")
+    pd.testing.assert_frame_equal(again.frame, placebo.frame, check_names=False)
+    assert placebo.passport.synthetic and len(placebo.frame) == len(bars.frame)
+    assert placebo.frame["volume"].sum() == pytest.approx(bars.frame["volume"].sum())
+    moves = [np.diff(np.log(f["close"])) for f in (bars.frame, placebo.frame)]
     assert moves[0].std() == pytest.approx(moves[1].std())
     assert abs(np.corrcoef(*moves)[0, 1]) < 0.1
 
 
 def judged_twin(bars, forecaster):
     def judge(seed):
-        series = from_klines(leakage.placebo_twin(bars, seed), TASK)
+        series = from_klines(leakage.make_placebo(bars, seed), TASK)
         splits = split(series, TASK)
         y = forecaster(series, TASK, splits)
         return judge_heads(series, splits.test, y, splits.bounds["train"][1])["price"]
@@ -215,7 +215,7 @@ def judged_twin(bars, forecaster):
 
 def test_skill_on_placebo_twins_is_found(bars):
     caught = leakage.check_placebo(judged_twin(bars, peeking(0.3)), 4)
-    assert caught.verdict == "FAIL" and caught.evidence.startswith("4 of 4 twins beaten")
+    assert caught.verdict == "FAIL" and caught.evidence.startswith("4 of 4 placebos beaten")
     honest = leakage.check_placebo(judged_twin(bars, leakage.ridge_forecaster), 4, real=0.5)
     assert honest.verdict == "OK"
     assert honest.evidence.endswith("that of the real series +50.00 %, above 4 of them")
@@ -276,11 +276,11 @@ def test_the_whole_audit(bars, monkeypatch):
         calls.append(series.name)
         return leakage.ridge_forecaster(series, task, splits)
 
-    found = leakage.audit(bars, TASK, forecaster, model="ridge_ar", twins=3)
+    found = leakage.audit(bars, TASK, forecaster, model="ridge_ar", placebos=3)
     assert [f.verdict for f in found] == ["OK", "OK", "OK", "OK", "OK", "NOTE", "OK", "NOTE"], found
     assert len(calls) == 1 + 5 + 3
-    cheat = {f.check: f.verdict for f in leakage.audit(bars, TASK, peeking(0.3), twins=3)}
-    assert cheat["training and forecasts know no future"] == cheat["placebo twins, price"] == "FAIL"
+    cheat = {f.check: f.verdict for f in leakage.audit(bars, TASK, peeking(0.3), placebos=3)}
+    assert cheat["training and forecasts know no future"] == cheat["placebos, price"] == "FAIL"
     assert cheat["the making of features knows no future"] == cheat["scaler and windows know no future"] == "OK"
 
 
@@ -288,8 +288,8 @@ def test_every_head_has_its_twins_and_a_skill_that_no_market_gives_is_an_alarm(b
     monkeypatch.setattr(leakage, "check_calibration", lambda: [])
     real = dataclasses.replace(bars, passport=dataclasses.replace(bars.passport, synthetic=False))
     task = dataclasses.replace(TASK, targets=("close", "bb_upper"), target_weights=(1.0, 1.0))
-    found = {f.check: f for f in leakage.audit(real, task, peeking(0.4), twins=2)}
-    assert found["placebo twins, price"].verdict == found["placebo twins, bands"].verdict == "FAIL"
+    found = {f.check: f for f in leakage.audit(real, task, peeking(0.4), placebos=2)}
+    assert found["placebos, price"].verdict == found["placebos, bands"].verdict == "FAIL"
     alarm = found["believable skill, price"]
     assert alarm.verdict == "FAIL" and "above 10 %: no liquid market" in alarm.evidence
     assert found["believable skill, bands"].verdict == "NOTE"

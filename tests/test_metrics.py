@@ -69,8 +69,8 @@ def test_direction_leaves_out_what_has_no_sign_and_widens_with_overlap():
 
 def test_scores_equal_published_golden_values():
     assert metrics.pinball(0.3, -0.5, 0.1) == pytest.approx(0.08)
-    assert metrics.interval_score(0.3, -1, 1, 0.1) == pytest.approx(2.0)
-    assert metrics.interval_score(1.3, -1, 1, 0.1) == pytest.approx(2.0 + 20 * 0.3)
+    assert metrics.prediction_interval_score(0.3, -1, 1, 0.1) == pytest.approx(2.0)
+    assert metrics.prediction_interval_score(1.3, -1, 1, 0.1) == pytest.approx(2.0 + 20 * 0.3)
 
 
 def test_crps_tends_to_the_closed_form_of_a_normal():
@@ -176,18 +176,18 @@ def test_the_interval_of_a_ratio_is_the_test_inverted():
     for count, horizon in ((40, 1), (300, 5), (60, 15)):
         baseline = rng.exponential(size=count) + 0.1
         loss = 0.8 * baseline + 0.3 * rng.exponential(size=count)
-        low, high = metrics.ratio_interval(loss, baseline, horizon)
+        low, high = metrics.ratio_confidence_interval(loss, baseline, horizon)
         assert low < loss.mean() / baseline.mean() < high
         for end in (low, high):
             assert metrics.cosine_test(loss - end * baseline, horizon)[1] == pytest.approx(0.05)
-        wide = metrics.ratio_interval(loss, baseline, horizon, (0.005, 0.025))
+        wide = metrics.ratio_confidence_interval(loss, baseline, horizon, (0.005, 0.025))
         assert wide[0] < low and wide[1] == high
 
 
 def test_the_interval_of_a_ratio_is_open_where_the_mean_below_may_be_zero():
     loss, baseline = np.random.default_rng(0).normal([[1.0], [0.1]], 1, (2, 40))
     assert metrics.cosine_test(baseline, 5)[1] > 0.05
-    assert metrics.ratio_interval(loss, baseline, 5) == (-np.inf, np.inf)
+    assert metrics.ratio_confidence_interval(loss, baseline, 5) == (-np.inf, np.inf)
 
 
 def test_rank_correlation_and_its_interval():

@@ -239,9 +239,9 @@ def test_a_series_that_cannot_be_had_now_is_trained_when_it_can(tmp_path, undist
     def most(experiment, tell):
         market = module.load_klines(experiment)
         market.pop(late)
-        raise binance.Incomplete("one could not be had", market, {late: "HTTP 503"})
+        raise binance.Incomplete("one is not available", market, {late: "HTTP 503"})
 
-    with pytest.raises(binance.Incomplete, match="one could not be had"):
+    with pytest.raises(binance.Incomplete, match="one is not available"):
         sweep(TINY, tmp_path, klines=most, executor="local")
     assert lines(tmp_path).keys() == set(TINY.series) - {late}
     assert lines(tmp_path).keys() | {late} == {line.series for line in sweep(TINY, tmp_path, executor="local")}

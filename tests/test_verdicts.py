@@ -64,7 +64,9 @@ def test_the_statistics_are_of_the_loss_of_each_window():
     j = verdicts.judge(truth, forecast, baselines, "bp")
     mine, baseline = mean_losses(truth, forecast)
     assert [j.statistic, j.p] == pytest.approx(np.array(metrics.cosine_test(mine - baseline, 3)))
-    best, worst = metrics.ratio_interval(mine, baseline, 3, (0.0125, 0.025))  # the best of two baselines was taken
+    best, worst = metrics.ratio_confidence_interval(
+        mine, baseline, 3, (0.0125, 0.025)
+    )  # the best of two baselines was taken
     assert (j.skill_low, j.skill_high) == pytest.approx((1 - worst**0.5, 1 - best**0.5))
     assert j.diebold_mariano == pytest.approx(metrics.diebold_mariano(mine, baseline, 3)[0])
     assert j.skill_low < j.skill == j.rmse_skill < j.skill_high

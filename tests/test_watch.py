@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from cpbkit.cli.machine import doctor
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
+from cpbkit.gpu_check.call_stacks import find_role
 from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, count_confusions, inject, inject_all, render_faults
 from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.shares import WORDS_OF_VALIDATION, Line, attribute
-from cpbkit.gpu_check.stacks import find_role
 from cpbkit.gpu_check.watch import watch
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 

@@ -10,7 +10,7 @@ PATIENT = 3600.0  # seconds for forty models that a person may wait for
 
 
 def describe_presets(timed: dict | None) -> dict:
-    """Return a row a preset and which one to take; timed: what `bench_presets` returned here, or None."""
+    """Return a row per preset and which one to take; timed: what `bench_presets` returned here, or None."""
     measured = {row["preset"]: row for row in timed["rows"]} if timed else {}
     rows = []
     for name, preset in PRESETS.items():

@@ -1,8 +1,8 @@
 """The kit's networks as people write them: one model, plain torch.nn, the same function of the same weights.
 
 B batch, L context, C channels, H horizon, K targets, D width. A twin is called with x (B, L, C), last (B, K), the truth
-(B, H, K) and a coin a step, and returns (B, H, K). What torch.nn does not offer it does not have: attention projects
-its memory again at every step, and a transformer decodes its whole prefix again.
+(B, H, K) and a forcing draw per step, and returns (B, H, K). What torch.nn does not offer it does not have: attention
+projects its memory again at every step, and a transformer decodes its whole prefix again.
 """
 
 import re

@@ -28,7 +28,7 @@ from cpbkit.errors import CpbkitError
     cls=Command,
     examples=(
         "cpbkit audit runs/first --symbols BTC --epochs 3",
-        "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --twins 5",
+        "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --placebos 5",
         "cpbkit audit --calibration",
         "cpbkit audit --inject",
     ),
@@ -37,12 +37,12 @@ from cpbkit.errors import CpbkitError
 @which_settings
 @which_source
 @which_bars
-@click.option("--twins", type=click.IntRange(1), default=20, show_default=True, help="Placebo series to train on.")
+@click.option("--placebos", type=click.IntRange(1), default=20, show_default=True, help="Series with nothing to find.")
 @click.option("--calibration", is_flag=True, help="Only judge series whose answer is known: size, coverage, power.")
 @click.option("--inject", is_flag=True, help="Plant known leaks and sicknesses, and say whether they are caught.")
 @trust_code
 @as_json
-def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
+def audit(folder, placebos, calibration, inject, trust_code, as_json, **given):
     """Look for leaks: does anything on the way of the data know the future?
 
     The whole way from bars to verdicts is run with futures replaced by garbage, on series without anything to find,
@@ -89,9 +89,9 @@ def audit(folder, twins, calibration, inject, trust_code, as_json, **given):
                 one = klines[name]
                 if not isinstance(one, Klines):
                     raise CpbkitError(f"{name} is no bars, but a network trace or a table; the audit takes bars")
-                say(f"auditing {name}: {twins + 6} trainings")
+                say(f"auditing {name}: {placebos + 6} trainings")
                 one_batch = check_overfit(experiment, from_klines(one, experiment.task))
-                leaks = audit(one, experiment.task, refit(experiment), model=experiment.model.name, twins=twins)
+                leaks = audit(one, experiment.task, refit(experiment), model=experiment.model.name, placebos=placebos)
                 found[name] = [*leaks, one_batch]
     document = {name: [dataclasses.asdict(finding) for finding in findings] for name, findings in found.items()}
 

@@ -1,4 +1,4 @@
-"""Bars and tables: fetch, look after, and train on a table of one's own."""
+"""Bars and tables: fetch, look after, and train on an own table."""
 
 import dataclasses
 import json

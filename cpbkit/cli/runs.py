@@ -67,7 +67,7 @@ def demo(folder):
     type=click.Choice(["processes", "local", "ray"]),
     default="processes",
     show_default=True,
-    help="Where stacks run: in a process a core or GPU (one: in this), in this, on a Ray cluster.",
+    help="Where stacks run: in a process per core or GPU (one: in this process), in this one alone, on a Ray cluster.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
 @click.option("--folds", type=click.IntRange(1), help="Test periods, each with models trained up to it.  [default: 1]")
@@ -78,7 +78,7 @@ def demo(folder):
 @click.option("-v", "--verbose", is_flag=True, help="Also the losses, every few epochs.")
 @as_json
 def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose, as_json, **given):
-    """Train and judge a model a series, into a run folder with a report.
+    """Train and judge a model per series, into a run folder with a report.
 
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
     only when every series has its model.
@@ -237,7 +237,7 @@ def _after(series: int, minutes: float) -> float:
 
 
 def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
-    """Show the verdict on every series of a run, the best first, and two lines a head: of each, and of all at once."""
+    """Show the verdict on every series of a run, the best first, and two lines per head: each, and all at once."""
     from cpbkit.evaluation.conformal import say_quantiles
     from cpbkit.evaluation.pooled import gather, pool
     from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
@@ -269,7 +269,7 @@ def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
 
 
 def _verdict_text(table) -> str:
-    """Return a row a model, with as many columns as the terminal is wide, the first ones always."""
+    """Return a row per model, with as many columns as the terminal is wide, the first ones always."""
     if table.empty:
         return ""
     always = 3 + (table["head"].nunique() > 1)

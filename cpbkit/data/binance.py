@@ -132,7 +132,7 @@ def fetch_klines(
     refresh: whatever the cache has of these dates is fetched anew. verify: one month a quarter is compared with a
     second source; the Passport says how much was.
     Returns Klines by series name, in the order asked for. Raises UnknownName and DataError before anything is
-    downloaded when names or dates cannot be right, Incomplete at the end when a series could not be had.
+    downloaded when names or dates cannot be right, Incomplete at the end when a series is not available.
     """
     now = _now()
     check_name("market", market, _REST)
@@ -572,7 +572,7 @@ def compare(held: Holding, piece: Piece, step: int, finer: bool) -> Opinion:
 
 
 def _finish(order: Order, held: Holding, troubles: list[Exception], archive_failed: bool) -> Klines:
-    """Give out the bars that were asked for with what is known about them; raise if they are not to be had."""
+    """Give out the bars that were asked for with what is known about them; raise if they are not available."""
     gone = [error for error in troubles if isinstance(error, Gone)]  # it says why the others failed
     reasons = list(dict.fromkeys(map(str, gone or troubles)))
     refused = [str(error) for error in troubles if isinstance(error, BadFile)]
@@ -590,7 +590,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         notes.append(f"A damaged file of the cache was passed over: {held.damage}.")
     if len(unknown):
         why = " ".join(reasons) or "nobody was asked"
-        notes.append(f"{len(unknown)} bars from {stamp(unknown[0])} on could not be had: {why}.")
+        notes.append(f"{len(unknown)} bars from {stamp(unknown[0])} on are not available: {why}.")
     elif reasons:
         notes.append(f"Another source stood in: {' '.join(reasons)}.")
     first = order.first
@@ -648,7 +648,7 @@ def _sentence(lost: Mapping[str, BaseException], asked: int) -> str:
     by_reason: dict[str, list[str]] = {}
     for name, error in lost.items():
         by_reason.setdefault(str(error), []).append(name)
-    lines = [f"{len(lost)} of {asked} series could not be had."]
+    lines = [f"{len(lost)} of {asked} series are not available."]
     for reason, names in by_reason.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         lines.append(f"{', '.join(names[:3])}{more}: {reason}")

@@ -24,7 +24,7 @@ COLUMNS = {  # feature: folder of the archive of USD-M futures
     "funding_rate": "fundingRate",  # of the last payment: a share of the position, paid by whoever is long
     "mark_price": "markPriceKlines",  # at the bar's close, per coin
     "premium": "premiumIndexKlines",  # at the bar's close: a share of the index price
-    "open_interest": "metrics",  # coins; a file a day, so that years of it take a while
+    "open_interest": "metrics",  # coins; one file per day, so that years of it take a while
 }
 SAMPLED = 300 * SECOND_NS  # open interest is sampled every five minutes, and taken as known with the next sample
 FUNDING = ["calc_time", "funding_interval_hours", "last_funding_rate"]
@@ -41,7 +41,7 @@ def add_columns(
     """Return the bars with columns of COLUMNS beside them, from the archive's files, checksums held.
 
     The value at a bar is the last one known when it closes; before the first it is NaN, and after the last file
-    that the archive has too. Raises SourceError where the archive has nothing of a contract, or cannot be had.
+    that the archive has too. Raises SourceError where the archive has nothing of a contract, or does not answer.
     """
     names, store = [name for name in names if name in COLUMNS], store or Store()
     if not names:

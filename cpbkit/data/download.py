@@ -56,7 +56,7 @@ class Answer:
 
 
 class Unavailable(SourceError):
-    """A body that could not be had now, after all retries; later it may be."""
+    """A body that is not available now, after all retries; later it may be."""
 
 
 class Gone(Unavailable):
@@ -238,7 +238,7 @@ class Client:
                 except _Again as again:
                     reason = str(again)
                     self.pause(url, min(again.wait, retries.longest_wait))  # all threads: they share the allowance
-            raise Unavailable(f"{url} could not be had in {retries.tries} tries; the last: {reason}")
+            raise Unavailable(f"{url} was not available in {retries.tries} tries; the last: {reason}")
         except Refused as error:
             host.gone = error
             raise

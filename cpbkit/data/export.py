@@ -11,7 +11,7 @@ from cpbkit.errors import DataError, check_name
 
 
 def write_klines(klines: Mapping[str, Klines], folder: str | Path, kind: str = "parquet") -> Iterator[Path]:
-    """Write a file a series into a folder, whole or not at all; yield its path. Gaps stay gaps.
+    """Write a file per series into a folder, whole or not at all; yield its path. Gaps stay gaps.
 
     kind: parquet (BTCUSDT_1h.parquet, index open_time), csv (the same as text), freqtrade (BTC_USDT-1h.feather).
     Errors: DataError for a symbol whose quote currency is not known, where the kind needs it; OSError.

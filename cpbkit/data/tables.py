@@ -98,7 +98,7 @@ def with_index(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def one_row_each(table: pd.DataFrame) -> pd.DataFrame:
-    """Turn columns of two levels, ticker and price in either order, into a row a ticker with the column `symbol`."""
+    """Turn columns of two levels, ticker and price in either order, into a row per ticker with the column `symbol`."""
     levels = [{str(name).lower() for name in table.columns.get_level_values(i)} for i in (0, 1)]
     prices = 0 if "close" in levels[0] else 1
     if "close" not in levels[prices]:

@@ -33,7 +33,7 @@ class PredictionIntervals:
     level: np.ndarray  # (N, H, K) the alpha in force, which adapts
 
 
-def conformal_intervals(
+def conformal_prediction_intervals(
     calibration: np.ndarray, errors: np.ndarray, alpha: float = ALPHA, rate: float = 0.02, memory: int = 500
 ) -> PredictionIntervals:
     """Put adaptive prediction intervals around any point forecast (Gibbs & Candès 2021), per step and target.
@@ -90,7 +90,7 @@ def judge_prediction_intervals(
         own = naive[0] - scale * validation[..., columns], naive[1] - scale * test[..., columns]
         running = np.concatenate([[0.0], np.cumsum(moves[:, columns].mean(axis=1))])
         wildness = running[splits.test] - running[splits.test - max(1, context - 1)]
-        intervals = conformal_intervals(*own)
+        intervals = conformal_prediction_intervals(*own)
         halves[head] = intervals.half / scale
         inside = intervals.inside.mean(axis=(1, 2))
         blocks = np.array_split(np.arange(len(inside)), max(1, min(POINTS, len(inside) // LEAST)))
@@ -103,7 +103,7 @@ def judge_prediction_intervals(
             "coverage_worst_step": float(intervals.inside.mean(axis=(0, 2)).min()),
             "width": float(2 * intervals.half.mean()),
             "score": _score(own[1], intervals),
-            "score_persistence": _score(naive[1], conformal_intervals(*naive)),
+            "score_persistence": _score(naive[1], conformal_prediction_intervals(*naive)),
             "crps": _crps(*own),
             "crps_persistence": _crps(*naive),
             "unit": series.unit,
@@ -114,7 +114,7 @@ def judge_prediction_intervals(
 
 
 def _score(errors: np.ndarray, intervals: PredictionIntervals) -> float:
-    return float(metrics.interval_score(errors, -intervals.half, intervals.half, ALPHA).mean())
+    return float(metrics.prediction_interval_score(errors, -intervals.half, intervals.half, ALPHA).mean())
 
 
 def _crps(members: np.ndarray, truth: np.ndarray) -> float:
@@ -137,7 +137,10 @@ def judge_quantiles(
     for head in dict.fromkeys(series.heads):
         columns = [k for k, owner in enumerate(series.heads) if owner == head]
         before, truth = (y[..., columns] for y in truths)
-        half = {a: conformal_intervals(before, truth, a).half for a in {2 * min(q, 1 - q) for q in levels} - {1.0}}
+        half = {
+            a: conformal_prediction_intervals(before, truth, a).half
+            for a in {2 * min(q, 1 - q) for q in levels} - {1.0}
+        }
         naive = np.stack(
             [np.sign(q - 0.5) * half.get(2 * min(q, 1 - q), np.zeros_like(truth)) for q in levels], axis=-1
         )
@@ -147,7 +150,7 @@ def judge_quantiles(
             2 * metrics.pinball(truth[..., None], q, share).mean(axis=(1, 2, 3)) / size for q in (own, naive)
         )
         enough = is_enough(len(loss), horizon) and other.any()
-        low, high = metrics.ratio_interval(loss, other, horizon) if enough else (-math.inf, math.inf)
+        low, high = metrics.ratio_confidence_interval(loss, other, horizon) if enough else (-math.inf, math.inf)
         found[head] = {
             "levels": list(levels),
             "loss": float(loss.mean()),

@@ -86,7 +86,7 @@ def _worded(rows: list[dict]) -> pd.DataFrame:
 
 
 def headlines(table: pd.DataFrame) -> list[str]:
-    """Say in a line a target on how many series it can be forecast, and on all at once."""
+    """Say in one line per target on how many series it can be forecast, and on all at once."""
     lines = []
     for target, group in table.groupby("target", sort=False):
         single, together = group[group["series"] != ALL], group[group["series"] == ALL].set_index("bars")["verdict"]

@@ -1,4 +1,4 @@
-"""Is the pipeline honest? Poisoned futures, borders between splits, placebo twins, echoes, calibrated verdicts.
+"""Is the pipeline honest? Poisoned futures, borders between splits, placebos, echoes, calibrated verdicts.
 
 Each check takes plain callables and arrays, so that it examines the kit's own way of the data and anybody's alike.
 """
@@ -28,8 +28,8 @@ from cpbkit.windows.series import Series, from_klines
 from cpbkit.windows.splits import Splits, split
 from cpbkit.windows.windows import Windows
 
-PLACEBO_SHARE = 0.05  # of twins that may be beaten by chance
-TWINS = 20
+PLACEBO_SHARE = 0.05  # of placebos that may be beaten by chance
+PLACEBOS = 20
 WALKS = 40
 OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
 BATCH = 16  # windows of it
@@ -101,7 +101,7 @@ def phase_shuffle(values: np.ndarray, seed: int) -> np.ndarray:
     return np.fft.irfft(spectrum * turns, len(values))
 
 
-def placebo_twin(klines: Klines, seed: int) -> Klines:
+def make_placebo(klines: Klines, seed: int) -> Klines:
     """Return bars whose closes have phase-shuffled log returns; the shapes and volumes of the bars are shuffled."""
     frame, rng = klines.frame, np.random.default_rng(seed)
     opens, highs, lows, closes = (np.log(frame[c].to_numpy()) for c in ("open", "high", "low", "close"))
@@ -111,30 +111,33 @@ def placebo_twin(klines: Klines, seed: int) -> Klines:
     open_ = np.concatenate([close[:1], close[:-1]]) + first
     high = np.maximum(open_, close) + (highs - np.maximum(opens, closes))[drawn]
     low = np.minimum(open_, close) - (np.minimum(opens, closes) - lows)[drawn]
-    twin = frame.iloc[drawn].set_axis(frame.index)
+    placebo = frame.iloc[drawn].set_axis(frame.index)
     for name, column in {"open": open_, "high": high, "low": low, "close": close}.items():
-        twin[name] = np.exp(column)
-    return Klines(twin, dataclasses.replace(klines.passport, synthetic=True))
+        placebo[name] = np.exp(column)
+    return Klines(placebo, dataclasses.replace(klines.passport, synthetic=True))
 
 
 def check_placebo(
-    judge_twin: Callable[[int], Judgement], twins: int = TWINS, real: float | None = None, check: str = "placebo twins"
+    judge_placebo: Callable[[int], Judgement],
+    placebos: int = PLACEBOS,
+    real: float | None = None,
+    check: str = "placebos",
 ) -> Finding:
-    """Check that a model finds nothing where there is nothing: of its verdicts on placebo twins, few may be BEATS.
+    """Check that a model finds nothing where there is nothing: of its verdicts on placebos, few may be BEATS.
 
-    judge_twin: trains and judges on the twin of a seed. real: the skill on the real series, to stand beside.
+    judge_placebo: trains and judges on the placebo of a seed. real: the skill on the real series, to stand beside.
     """
-    found = {str(seed): judge_twin(seed) for seed in range(twins)}
+    found = {str(seed): judge_placebo(seed) for seed in range(placebos)}
     words = [verdict.word for verdict in verdicts(found).values()]
     if TOO_FEW in words:
-        return Finding(check, "NOTE", f"{words.count(TOO_FEW)} of {twins} twins have too few windows to tell")
+        return Finding(check, "NOTE", f"{words.count(TOO_FEW)} of {placebos} placebos have too few windows to tell")
     beaten = words.count("BEATS")
     skills = [100 * j.skill for j in found.values()]
-    evidence = f"{beaten} of {twins} twins beaten; their skill is {min(skills):+.2f} to {max(skills):+.2f} %"
+    evidence = f"{beaten} of {placebos} placebos beaten; their skill is {min(skills):+.2f} to {max(skills):+.2f} %"
     if real is not None:
         above = sum(100 * real > skill for skill in skills)
         evidence += f", that of the real series {100 * real:+.2f} %, above {above} of them"
-    return Finding(check, "FAIL" if beaten > PLACEBO_SHARE * twins else "OK", evidence)
+    return Finding(check, "FAIL" if beaten > PLACEBO_SHARE * placebos else "OK", evidence)
 
 
 def check_echo(actual: np.ndarray, origins: np.ndarray, forecast: np.ndarray, ahead: int) -> Finding:
@@ -247,10 +250,12 @@ def check_promises(cells: Iterable[Cell]) -> list[Finding]:
     return found
 
 
-def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", twins: int = TWINS) -> list[Finding]:
+def audit(
+    klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", placebos: int = PLACEBOS
+) -> list[Finding]:
     """Run every check over the kit's own way of the data, with a model that is trained anew each time it is asked.
 
-    forecaster: as `cpbkit.evaluation.backtest.refit` makes one; it is called 6 + twins times.
+    forecaster: as `cpbkit.evaluation.backtest.refit` makes one; it is called 6 + placebos times.
     model: the baseline that it is, if any.
     """
     series = from_klines(klines, task)
@@ -264,11 +269,11 @@ def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = ""
     real = judge_heads(series, splits.test, forecast, splits.bounds["train"][1], model)
     ahead = series.anchors[splits.test, 0] + forecast[:, -1, 0]
 
-    judged: dict[int, dict[str, Judgement]] = {}  # by twin, each of which is trained on once for all heads
+    judged: dict[int, dict[str, Judgement]] = {}  # by placebo, each of which is trained on once for all heads
 
-    def judge_twin(seed: int, head: str) -> Judgement:
+    def judge_placebo(seed: int, head: str) -> Judgement:
         if seed not in judged:
-            judged[seed] = _judge(from_klines(placebo_twin(klines, seed), task), task, forecaster, model)
+            judged[seed] = _judge(from_klines(make_placebo(klines, seed), task), task, forecaster, model)
         return judged[seed][head]
 
     return [
@@ -280,7 +285,7 @@ def audit(klines: Klines, task: Task, forecaster: Forecaster, *, model: str = ""
         check_splits({p: getattr(splits, p) for p in ("train", "validation", "test")}, task.context, horizon),
         *(check_skill(head, judgement, series.synthetic) for head, judgement in real.items()),
         *(
-            check_placebo(partial(judge_twin, head=head), twins, judgement.skill, f"placebo twins, {head}")
+            check_placebo(partial(judge_placebo, head=head), placebos, judgement.skill, f"placebos, {head}")
             for head, judgement in real.items()
         ),
         check_echo(series.levels[:, 0], splits.test, ahead, horizon),

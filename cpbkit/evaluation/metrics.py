@@ -98,7 +98,7 @@ def pinball(truth, forecast, quantile):
     return np.maximum(quantile * error, (quantile - 1) * error)
 
 
-def interval_score(truth, lower, upper, alpha: float):
+def prediction_interval_score(truth, lower, upper, alpha: float):
     """Return the score of a central 1 - alpha interval: its width, plus 2 / alpha of each miss.
 
     Element by element, in the unit of the truth; less is better (Gneiting & Raftery 2007).
@@ -179,8 +179,8 @@ def cosine_test(difference, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     return statistic, 2 * scipy.stats.t.sf(np.abs(statistic), waves.shape[-1])
 
 
-def ratio_interval(above, below, horizon: int, outside=(1 - LEVEL) / 2) -> tuple[float, float]:
-    """Return the interval of mean(above) / mean(below): each ratio c at which `above - c below` may have mean zero.
+def ratio_confidence_interval(above, below, horizon: int, outside=(1 - LEVEL) / 2) -> tuple[float, float]:
+    """Return the confidence interval of mean(above) / mean(below): each c where `above - c below` may have mean zero.
 
     above, below (N,): from successive origins that share up to `horizon` bars; below has a positive mean. It is
     `cosine_test` inverted (Fieller 1954), so it holds 1 exactly where that test does not reject equal means. Where the
@@ -232,7 +232,7 @@ def break_even_fee(moves, forecast, horizon: int) -> tuple[float, float, float] 
         return None
     earned, traded = earned[horizon:], traded[horizon:]
     fee = float(earned.mean() / traded.mean())
-    return fee, *ratio_interval(earned, traded, horizon)
+    return fee, *ratio_confidence_interval(earned, traded, horizon)
 
 
 def holm(p_values) -> np.ndarray:

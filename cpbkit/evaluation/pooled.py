@@ -142,7 +142,7 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
         verdict = Verdict(TOO_FEW, 1.0, f"{count} times of {horizon} bars, a word takes {least}; {told}")
         return Pooled(verdict, len(parts), count, best, skill, -math.inf, 1.0, 0.0, win_rate)
     outside = (1 - metrics.LEVEL) / 2
-    ratios = metrics.ratio_interval(model, against, horizon, (outside / len(baselines), outside))
+    ratios = metrics.ratio_confidence_interval(model, against, horizon, (outside / len(baselines), outside))
     low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
     statistic, p = (float(value) for value in metrics.cosine_test(model - against, horizon))
     p = min(1.0, p * len(baselines)) if statistic > 0 else p  # the luckiest baseline was taken

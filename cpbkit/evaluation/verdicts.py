@@ -208,7 +208,7 @@ def _skill(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int
     if not is_enough(len(loss), horizon):
         return max(WORST_SKILL, found), WORST_SKILL, 1.0
     outside = (1 - metrics.LEVEL) / 2
-    ratios = metrics.ratio_interval(loss, baseline_loss, horizon, (outside / count, outside))
+    ratios = metrics.ratio_confidence_interval(loss, baseline_loss, horizon, (outside / count, outside))
     low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
     return max(WORST_SKILL, found), max(WORST_SKILL, low), max(WORST_SKILL, high)
 
@@ -325,7 +325,7 @@ def word_of(p: float, low: float, high: float) -> str:
 
 
 def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
-    """Return a verdict a series, over all models of one head together.
+    """Return a verdict per series, over all models of one head together.
 
     BEATS: p below SIGNIFICANCE after Holm's correction over all series, and the interval of the skill above 0.
     LOSES: the mirror image. TIES: everything between. TOO FEW TO TELL: fewer windows than a word takes.
@@ -408,7 +408,7 @@ def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]
 
 
 def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
-    """Return a row a series and head, the best first within a head.
+    """Return a row per series and head, the best first within a head.
 
     Errors are in the unit, those of the level in the price's or the table's own.
     """
@@ -461,7 +461,7 @@ def _percent(share: float | None) -> float | None:
 
 
 def skill_by_horizon(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
-    """Return the skill against the best baseline in percent, a row a series and head, a column a bar ahead."""
+    """Return the skill against the best baseline in percent: a row per series and head, a column per bar ahead."""
     rows = {}
     for head, group in by_head.items():
         for series, j in group.items():
@@ -472,7 +472,7 @@ def skill_by_horizon(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataF
 
 
 def seed_spread(runs: Iterable[Mapping[str, Mapping[str, Judgement]]]) -> pd.DataFrame:
-    """Return what the luck of the seed does: a row a series and head, over runs of a seed each.
+    """Return how much the seed changes: a row per series and head, over runs that differ in the seed alone.
 
     runs: as `judgements` reads them. Skills in percent with their standard deviation; the words are counted.
     """

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from cpbkit.gpu_check.call_stacks import TORCH, Roles
 from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
-from cpbkit.gpu_check.stacks import TORCH, Roles
 
 aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart

@@ -8,8 +8,8 @@ from types import CodeType
 from typing import NamedTuple
 
 from cpbkit.gpu_check import source
+from cpbkit.gpu_check.call_stacks import CallStack
 from cpbkit.gpu_check.source import Span
-from cpbkit.gpu_check.stacks import Stack
 
 ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
 # As a part of a name between underscores: not in `value` or `latest`.
@@ -76,7 +76,7 @@ class Attribution:
 
 
 def attribute(
-    seen: Mapping[Stack, float],
+    seen: Mapping[CallStack, float],
     codes: Iterable[CodeType],
     step: tuple[tuple[int, int], ...],
     tracked: Collection[tuple[int, int]] = (),
@@ -92,13 +92,13 @@ def attribute(
     of_step = {number for number, _ in step}
     regions: set[object] = set()
 
-    def is_named_so(s: Stack) -> bool:
+    def is_named_so(s: CallStack) -> bool:
         if any(WORDS_OF_VALIDATION.search(names[n].name) for n, _ in s.own if n not in of_step):
             return True
         text = next((source.read_line(names[n].file, line) for n, line in s.own if n in of_step), "")
         return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
 
-    def first_phase(s: Stack) -> str:
+    def first_phase(s: CallStack) -> str:
         if s.phase == "forward" and (s.quiet or _quiet(s, names)):
             # A frozen network that prepares inputs is another one than is trained.
             return "validation" if s.root in trained or is_named_so(s) else "forward"
@@ -167,11 +167,11 @@ def _find_forward(loop: Span, step: int) -> int:
     return step
 
 
-def _quiet(s: Stack, names) -> bool:
+def _quiet(s: CallStack, names) -> bool:
     return any(source.is_without_gradients(names[number].file, line) for number, line in s.own)
 
 
-def _region(s: Stack, names, of_step: set[int], loop: Span | None, at: Mapping[str, int]) -> object:
+def _region(s: CallStack, names, of_step: set[int], loop: Span | None, at: Mapping[str, int]) -> object:
     """Return what stands for all of a validation: its function, or the statement in the training function."""
     outer = None
     for number, line in reversed(s.own):

@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
+from cpbkit.gpu_check.call_stacks import Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
 from cpbkit.gpu_check.source import INNER_LOOPS
-from cpbkit.gpu_check.stacks import Roles, Sampler
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import device_memory, growth, host_use

@@ -154,7 +154,7 @@ class Recurrent(nn.Module):
         return torch.stack(steps, 2), now
 
     def each(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> Iterator[Callable]:
-        """Yield a call a model that runs one layer by torch's own: (B, L, D), and the state (1, B, D) after it."""
+        """Yield a call per model that runs one layer by torch's own: (B, L, D), and the state (1, B, D) after it."""
         # Unbound at once: in the backward pass each `x[m]` would fill a tensor of all models.
         states = [tensor[:, None] for tensor in now]
         parts = x, *states, input.weight.mT, hidden.weight.mT, input.bias[:, 0], hidden.bias[:, 0]

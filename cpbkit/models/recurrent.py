@@ -27,7 +27,7 @@ SEGMENT = 24  # bars a step of SegRNN, as the paper takes for a context of 96
 class GRUSeq2Seq(nn.Module):
     """GRU encoder and decoder around one pooled context; FastSeq2Seq of cpbv2's v4_train_fast_gru.py.
 
-    The context is pooled once, without a query: a score a bar, softmax over the bars, weighted sum; each step's head
+    The context is pooled once, without a query: a score per bar, softmax over the bars, weighted sum; each step's head
     reads [decoder output, pooled context]. Deviations: the decoder starts from the last observed row (the source fed
     zeros); the score has no bias, which the softmax would not see; the head starts at zero, so an untrained model is
     persistence.

@@ -1,4 +1,4 @@
-"""Where units of work run: in this process, in a process a core or device, or on a Ray cluster."""
+"""Where units of work run: in this process, in a process per core or device, or on a Ray cluster."""
 
 import contextlib
 import logging

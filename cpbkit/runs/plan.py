@@ -40,7 +40,7 @@ class Plan:
     devices: list[str]  # of the processes at once; a single one is this process
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
-    stacked: bool = False  # whether a network of one's own is computed as a stack
+    stacked: bool = False  # whether an own network is computed as a stack
 
     def named_units(self) -> dict[str, list[str]]:
         """Return the units by name."""
@@ -66,7 +66,7 @@ def make_plan(
 ) -> Plan:
     """Time a few steps of stacks of several sizes and choose the fastest that fits into memory.
 
-    workers: None takes a process a core or GPU, 1 stays in this process. minutes: a budget; where it is too short for
+    workers: None takes a process per core or GPU, 1 stays in this process. minutes: a budget; where it is too short for
     all epochs, patience shrinks as much, so that models which still improve get the time of those which do not. A
     cosine, which must reach its end, gets fewer epochs instead. Errors: CpbkitError when not even one epoch fits.
     """
@@ -119,7 +119,7 @@ def make_plan(
 
 
 def find_places(workers: int | None, series: int) -> list[str]:
-    """Return the devices of the processes that this machine gives to so many series; one of them is for this process.
+    """Return the devices of the processes that this machine gives to this many series; one of them is for this process.
 
     workers: as many as that; None takes what is there.
     """

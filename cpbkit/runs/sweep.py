@@ -58,8 +58,8 @@ def sweep(
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
     klines: gets the bars, `load_klines` by default.
-    executor: processes (one a core or GPU; a single one is this process), local (this process), or ray.
-    workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs a stack, where
+    executor: processes (one per core or GPU; a single one is this process), local (this process), or ray.
+    workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs per stack, where
     it has any. minutes: a budget from now. command: kept for the report.
     What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
@@ -190,7 +190,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> N
         tell("getting bars")
         try:
             bars, incomplete = klines(state.experiment, tell), None
-        except binance.Incomplete as error:  # train what could be had; the same command fetches the rest later
+        except binance.Incomplete as error:  # train what is there; the same command fetches the rest later
             bars, incomplete = error.klines, error
     with clock("features"):
         tell("computing features")
@@ -273,7 +273,7 @@ def _retry(run: RunFolder, state: State) -> executors.Retry:
 
 
 def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:
-    """Return the plan this run started with, with units for the series that could not be had then."""
+    """Return the plan this run started with, with units for the series that were not available then."""
     if plan is None:
         return make(series)
     planned = {name for names in plan.units for name in names}

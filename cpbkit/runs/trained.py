@@ -82,7 +82,7 @@ class TrainedModel:
     experiment: Experiment
     weights: dict[str, Tensor]
     scaler: Scaler
-    intervals: Mapping[str, Mapping] = field(default_factory=dict)  # head -> nominal, coverage, half_width (H, K)
+    prediction_intervals: Mapping[str, Mapping] = field(default_factory=dict)  # head -> nominal, coverage, half_width
     verdict: str = ""
     synthetic: bool = False
     about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprint of its bars
@@ -161,8 +161,8 @@ def _check_weights(experiment: Experiment, weights: Mapping[str, Tensor]) -> Non
         raise RunError(f"these weights are not those of a {model.name} of width {model.width}: {', '.join(odd[:3])}")
 
 
-def _check_numbers(task: Task, scaler: Scaler, intervals: Mapping[str, Mapping]) -> None:
-    """Refuse a scaler or intervals that do not fit the task. Errors: RunError."""
+def _check_numbers(task: Task, scaler: Scaler, prediction_intervals: Mapping[str, Mapping]) -> None:
+    """Refuse a scaler or prediction intervals that do not fit the task. Errors: RunError."""
     shapes = {
         **{name: (len(task.features),) for name in ("input_mean", "input_std", "lowest", "highest")},
         "target_scale": (len(task.targets),),
@@ -170,11 +170,11 @@ def _check_numbers(task: Task, scaler: Scaler, intervals: Mapping[str, Mapping])
     for name, shape in shapes.items():
         if getattr(scaler, name).shape != shape:
             raise RunError(f"{name} of a scaler must have the shape {shape}; got {getattr(scaler, name).shape}")
-    widths = [np.asarray(known["half_width"], np.float64) for known in intervals.values()]
+    widths = [np.asarray(known["half_width"], np.float64) for known in prediction_intervals.values()]
     if any(half.ndim != 2 or len(half) != task.horizon for half in widths):
-        raise RunError(f"intervals must have a row for each of {task.horizon} bars")
+        raise RunError(f"prediction intervals must have a row for each of {task.horizon} bars")
     if widths and sum(half.shape[1] for half in widths) != len(task.targets):
-        raise RunError(f"intervals must have a column for each of {len(task.targets)} targets")
+        raise RunError(f"prediction intervals must have a column for each of {len(task.targets)} targets")
 
 
 def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None) -> dict[str, Klines]:
@@ -288,18 +288,18 @@ def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
     back = np.exp if series.unit == "bp" else np.asarray
     anchor, step = series.anchors[-1], np.timedelta64(series.step_ns, "ns")
     half = np.full_like(y, np.nan)
-    for head, known in model.intervals.items():
+    for head, known in model.prediction_intervals.items():
         half[:, [k for k, owner in enumerate(series.heads) if owner == head]] = known["half_width"]
     times = pd.DatetimeIndex(series.times[-1] + step * np.arange(1, len(y) + 1), name="open_time").tz_localize("UTC")
     table = {}
     for k, target in enumerate(series.targets):
         table[target] = back(anchor[k] + y[:, k])
-        if model.intervals:
+        if model.prediction_intervals:
             table[f"{target}_low"] = back(anchor[k] + y[:, k] - half[:, k])
             table[f"{target}_high"] = back(anchor[k] + y[:, k] + half[:, k])
         for q, level in enumerate(levels):
             table[f"{target}_q{level:g}"] = back(anchor[k] + every[:, k, q])
-    known = next(iter(model.intervals.values()), {})
+    known = next(iter(model.prediction_intervals.values()), {})
     return Forecast(
         series=model.series,
         frame=pd.DataFrame(table, index=times),

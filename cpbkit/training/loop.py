@@ -128,7 +128,7 @@ def loss_per_model(forecast: Tensor, truth: Tensor, weights: Tensor, loss: str |
 
     weights (K,): of each target, but for an own loss. loss: mse, mae, an own function (forecast, truth) -> (M, B), or
     quantiles (Q,) of a forecast (M, B, H, K, Q): twice the pinball loss, which at 0.5 is the absolute error.
-    Errors: CpbkitError for a forecast, or a loss of one's own, of another shape.
+    Errors: CpbkitError for a forecast, or an own loss, of another shape.
     """
     if isinstance(loss, Tensor):
         every = forecast if forecast.dim() > truth.dim() else forecast[..., None]  # a number stands for all quantiles
@@ -470,7 +470,7 @@ def median(forecast: np.ndarray, task: Task) -> np.ndarray:
 
 
 def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
-    """Return the scaled loss of forecasting no change, on train and validation, a number a model."""
+    """Return the scaled loss of forecasting no change, on train and validation, one number per model."""
     shape = len(members), 1, windows.task.horizon, len(windows.task.targets)
     return _constant_losses(windows, members, windows.levels.new_zeros(shape))
 

@@ -14,7 +14,7 @@ LEFT, GROWTH = 150, 330  # pixels: of the names of the cases, of the second pane
 
 @look()
 def bench_figure(document: Mapping) -> Picture:
-    """Draw a document of `bench sweep`: a row a case with the pace of each side, and beside it the growth."""
+    """Draw a document of `bench sweep`: a row per case with the pace of each side, and beside it the growth."""
     cases, growth, machine = document["cases"], document["growth"], document["machine"]
     height = ROW * max(len(cases), 6)
     figure = Picture(WIDTH, height + 165)

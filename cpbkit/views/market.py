@@ -126,7 +126,7 @@ def _gaps(price: Axes, volume: Axes, gaps: Sequence[Gap], step: pd.Timedelta) ->
 
 @look()
 def passport_figure(passports: Iterable[Passport]) -> Picture:
-    """Draw a strip a series over the dates: what is there, what a halt explains, and what is missing."""
+    """Draw a strip per series over the dates: what is there, what a halt explains, and what is missing."""
     passports = list(passports)
     height = ROW * max(1, len(passports))
     figure = Picture(WIDTH, 92 + height + 56)

@@ -1,4 +1,4 @@
-"""What a sweep looks like: a panel a model with its curves and its verdict, and the machine's strips below."""
+"""What a sweep looks like: a panel per model with its curves and its verdict, and the machine's strips below."""
 
 import math
 import re

@@ -34,7 +34,7 @@ VERDICT_COLUMNS = (
     *("series", "verdict", "0", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "direction %"),
     *("IC", "fee, bp", "windows"),
 )
-INTERVAL_COLUMNS = (
+COVERAGE_COLUMNS = (
     *("series", "head", "inside %", "after wild bars %", "worst step %", "mean width", "score", "naive score"),
     *("CRPS", "naive CRPS"),
 )
@@ -326,7 +326,7 @@ def _intervals(results: Sequence[ResultLine]) -> dict:
         for line in results
         for head, told in line.prediction_intervals.items()
     ]
-    return {"intervals": rows, "interval_columns": INTERVAL_COLUMNS}
+    return {"intervals": rows, "interval_columns": COVERAGE_COLUMNS}
 
 
 def _training(

@@ -43,7 +43,7 @@ ROW = 19.5  # pixels of a series
 
 @look()
 def verdict_figure(results: Sequence[ResultLine]) -> Picture:
-    """Draw the skill of every model with its interval, a panel a head, the best first."""
+    """Draw the skill of every model with its interval, a panel per head, the best first."""
     by_head = verdicts.judgements(results)
     rows = max((len(group) for group in by_head.values()), default=1)
     figure = Picture(WIDTH, 108 + ROW * rows + 34)
@@ -160,7 +160,7 @@ def forecast_figure(
 
 @look()
 def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture:
-    """Draw the health table: a row a series, a column a check, and what is wrong in words."""
+    """Draw the health table: a row per series, a column per check, and what is wrong in words."""
     names = list(dict.fromkeys(check.series for check in checks))
     kinds = list(dict.fromkeys(check.check for check in checks))
     height = ROW * max(1, len(names))
@@ -192,7 +192,7 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
 
 @look()
 def coverage_figure(results: Sequence[ResultLine]) -> Picture:
-    """Draw the share of truths inside each model's intervals over the test split, and their mean, a panel a head."""
+    """Draw the share of truths inside each model's prediction intervals over the test split: a panel per head."""
     by_head: dict[str, list[Mapping]] = {}
     for line in results:
         for head, told in line.prediction_intervals.items():
@@ -219,11 +219,11 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
         calendar(axes)
     first = next(iter(by_head.values()), [])
     held, wild = (np.mean([100 * told[name] for told in first] or [0]) for name in ("coverage", "coverage_wild"))
-    title = "No model has intervals yet"
+    title = "No model has prediction intervals yet"
     if first:
         title = f"The {100 * first[0]['nominal']:g} % intervals of {counted(len(first), 'model')} held {held:.1f} %"
         title += f" of the {next(iter(by_head))}, {wild:.1f} % after the wildest tenth of bars"
-    drawn = "adaptive conformal intervals, calibrated on validation; a pale line a model"
+    drawn = "adaptive conformal prediction intervals, calibrated on validation; a pale line per model"
     figure.head(title, drawn, is_synthetic(results))
     return figure
 
@@ -231,7 +231,7 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
 @look()
 def calibration_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the share of truths below each quantile against its level, a panel per head, persistence's beside."""
-    by_head: dict[str, list[Mapping]] = {}
+    by_head: dict[str, list[dict]] = {}
     for line in results:
         for head, told in line.quantiles.items():
             by_head.setdefault(head, []).append(told)
@@ -255,6 +255,6 @@ def calibration_figure(results: Sequence[ResultLine]) -> Picture:
     if count:
         off = max(np.abs(np.array(t["below"]) - t["levels"]).max() for group in by_head.values() for t in group)
         title = f"The quantiles of {counted(count, 'forecast')} are off their level by {100 * off:.0f} points at most"
-    drawn = "on the test split; a pale line a model, dashed persistence between adaptive conformal intervals"
+    drawn = "on the test split; a pale line per model, dashed persistence between conformal prediction intervals"
     figure.head(title, drawn, is_synthetic(results))
     return figure

@@ -76,7 +76,7 @@ def split(series: Series, task: Task) -> Splits:
 
 
 def split_rows(series: Series, task: Task, train: int, validation: int, test: int) -> Splits:
-    """Split the first rows as published tables do: so many rows a split, no gap, contexts reach back over the border.
+    """Split the first rows as published tables do: rows per split, no gap, contexts reach back over the border.
 
     Errors: DataError when the rows are not there, or a split holds fewer than MIN_WINDOWS windows.
     """

@@ -18,7 +18,7 @@ from cpbkit.windows.splits import Splits, split
 
 
 def by_condition(series: Series, conditions: Sequence[tuple[str, float, float]]) -> np.ndarray:
-    """Return a number a row as an origin: of the first (column, bound, number) that its next row exceeds, else 1.
+    """Return a number per origin: that of the first condition whose column exceeds its bound in the next row; else 1.
 
     Errors: UnknownName for a column that is no feature.
     """

@@ -26,7 +26,7 @@ STANDARD = tuple(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in 
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
-class Stack(NamedTuple):
+class CallStack(NamedTuple):
     """One state of the training thread; own lines are (number of the code, line), the innermost first."""
 
     phase: str  # of PHASES, or "" outside them
@@ -55,7 +55,7 @@ class Roles:
             known = self._known[id(code)] = code, role, number
         return known[1:]
 
-    def read(self, frame: FrameType | None) -> Stack:
+    def read(self, frame: FrameType | None) -> CallStack:
         """Read a stack from its innermost frame outwards."""
         phase = library = ""
         root, quiet, own = None, False, []
@@ -75,7 +75,7 @@ class Roles:
         module = root.f_locals.get("self") if root is not None else None
         if module is not None:
             quiet = quiet or not module.__dict__.get("training", True)
-        return Stack(phase, library, id(module) if module is not None else 0, quiet, tuple(own))
+        return CallStack(phase, library, id(module) if module is not None else 0, quiet, tuple(own))
 
     def own_line(self, frame: FrameType | None) -> tuple[int, int] | None:
         """Return the innermost own line of a stack."""
@@ -125,11 +125,11 @@ class Sampler(threading.Thread):
     def __init__(self, roles: Roles, watched: int, tick: Callable[[float], object]):
         super().__init__(name="cpbkit-watch", daemon=True)
         self.roles, self.watched, self.tick = roles, watched, tick
-        self.seen: defaultdict[Stack, float] = defaultdict(float)  # seconds, up to the last step
+        self.seen: defaultdict[CallStack, float] = defaultdict(float)  # seconds, up to the last step
         self.looks = 0
         self.paused = False
         self.problem = ""  # why it ended early
-        self._tail: list[tuple[Stack, float]] = []  # since the last step
+        self._tail: list[tuple[CallStack, float]] = []  # since the last step
         self._lock = threading.Lock()
         self._done = threading.Event()
 
