@@ -1,8 +1,12 @@
 # Each target sets everything up first; see setup.sh.
-.PHONY: demo test
+.PHONY: demo docs test
 
 demo:
 	@python=$$(sh setup.sh) && $$python -m cpbkit demo
+
+# The pages of the front door, from its docstrings, into a folder that git does not keep.
+docs:
+	@python=$$(sh setup.sh dev) && $$python -W error -m pdoc cpbkit -o build/docs
 
 test:
 	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m "not alone" && $$python -m pytest -m alone

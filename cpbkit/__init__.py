@@ -9,6 +9,8 @@ run["BTCUSDT_1h"].forecast()
 __version__ = "0.1.0"
 
 _DOOR = {  # what stands at the door, and where it lives; loaded when first asked for
+    "Experiment": "config.experiment",
+    "Ray": "runs.executors",
     "Run": "api",
     "TrainedModel": "runs.trained",
     "diagnose": "gpu_check.doctor",

@@ -69,6 +69,11 @@ class Run:
         """The lines of its ledger, one for each finished series."""
         return self._folder.results()
 
+    def frame(self) -> pd.DataFrame:
+        """Return a row per finished series: how its training ended. The verdicts have a table of their own."""
+        told = ("series", "status", "reason", "parameters", "epochs", "best_epoch", "seconds", "mode", "synthetic")
+        return pd.DataFrame([{name: getattr(line, name) for name in told} for line in self.results], columns=told)
+
     @property
     def series(self) -> tuple[str, ...]:
         """The names of all its series, `BTCUSDT_1h`, finished or not."""
@@ -309,19 +314,18 @@ def sweep(
 ) -> Run:
     """Train and judge a model for every series, and return the run; stopped at any moment, the same call goes on.
 
-    preset: a name of `presets()`, the JSON file of an own one (as the `experiment.json` of a run), or an Experiment.
+    preset: a name of `presets()`, the file of an own one (JSON, as the `experiment.json` of a run, or TOML), or an
+    Experiment.
     folder: of the run; by default one in `runs`, named after the settings, so that a change begins a new run and a
     repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any
     tables, `{"load": frame}`, whose columns of numbers are all forecast unless `targets` names some; they count as
     settings. `files="bars/"` takes bars of files in any usual layout. given: settings by their flat name (symbols,
     intervals, start, end, epochs, ...; without days the last twelve months, said first), and what says where it runs:
-    executor, workers, minutes.
+    executor ("processes", "local" or a `Ray` cluster), workers, minutes.
     `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
-    place: dict[str, Any] = {
-        name: given.pop(name) for name in ("executor", "workers", "address", "gpus", "minutes") if name in given
-    }
+    place: dict[str, Any] = {name: given.pop(name) for name in ("executor", "workers", "minutes") if name in given}
     experiment, own, bars = _settle(preset, data, given)
     folder = Path(folder or Path(runs) / name_run(experiment, own))
     if not quiet:
@@ -343,7 +347,7 @@ def find_run(
 
     Takes what `sweep` takes. Errors: as those of its settings.
     """
-    place = ("executor", "workers", "address", "gpus", "minutes", "quiet")
+    place = ("executor", "workers", "minutes", "quiet")
     experiment, own, _ = _settle(preset, data, {name: value for name, value in given.items() if name not in place})
     folder = Path(runs) / name_run(experiment, own)
     return open_run(folder, trust_code=True) if (folder / "experiment.json").exists() else None

@@ -74,6 +74,22 @@ def test_many_series_are_forecast_as_each_alone(run, bars):
         pd.testing.assert_frame_equal(found.frame, run[name].forecast(bars[name], now=LATER).frame, rtol=1e-6)
 
 
+def test_a_frame_has_a_row_for_each_finished_series(run):
+    frame = run.frame()
+    assert frame["series"].tolist() == [line.series for line in run.results] and set(frame["status"]) == {"done"}
+    assert frame["best_epoch"].between(1, frame["epochs"]).all() and (frame["seconds"] > 0).all()
+
+
+def test_a_ray_cluster_is_reached_at_its_address_with_the_share_of_a_gpu(monkeypatch):
+    from cpbkit.runs import sweep
+
+    asked = []
+    monkeypatch.setattr(sweep.executors, "connect", lambda address: asked.append(address) or {"CPU": 8.0, "GPU": 2.0})
+    place = sweep._place(cpb.Ray("first:6379", gpus=0.5), None)
+    assert (asked, place.executor, place.workers, place.gpus) == (["first:6379"], "ray", 4, 0.5)
+    assert sweep._place("ray", 3).workers == 3 and asked[1] == ""
+
+
 def test_the_interval_lies_around_the_forecast_and_says_what_it_held(run, bars):
     found = run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"], now=LATER)
     line = next(line for line in run.results if line.series == "BTCUSDT_1h")

@@ -13,7 +13,7 @@ from conftest import ROOT
 import cpbkit as cpb
 from cpbkit.cli.main import cpbkit
 from cpbkit.config import own
-from cpbkit.config.experiment import read_experiment, to_json, vary
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, RunError, UnknownName
@@ -123,14 +123,31 @@ def test_an_own_preset_is_a_file(tmp_path):
     path.write_text('{"preset": "mine", "model": {"name": "gru", "width": 6}, "task": {"context": 8}}')
     mine = find_preset(path)
     assert (mine.preset, mine.model.width, mine.task.context, mine.task.horizon) == ("mine", 6, 8, 10)
-    path.write_text(to_json(mine))
-    assert read_experiment(path) == mine
+    mine.to_file(path)
+    assert Experiment.from_file(path) == mine
     for text, words in (("{", "must be an experiment as JSON"), ('{"modell": {}}', "nearest: model")):
         path.write_text(text)
         with pytest.raises(CpbkitError, match=words):
             find_preset(path)
     with pytest.raises(UnknownName, match="nearest: quick"):
         find_preset("quik")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_a_preset_may_be_toml(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'preset = "mine"\n[task]\nhorizon = 12\nranges = [["close", 0, 1.5]]\n[training]\nlearning_rate = 1e-2\n'
+    )
+    found = Experiment.from_file(path)
+    assert (found.preset, found.task.horizon, found.training.learning_rate) == ("mine", 12, 1e-2)
+    assert found.task.ranges == (("close", 0, 1.5),)
+    path.write_text("[task]\nhorizn = 12\n")
+    with pytest.raises(CpbkitError, match=r"setting of task must be a known name; got 'horizn' \(nearest: horizon"):
+        Experiment.from_file(path)
+    path.write_text("[task\n")
+    with pytest.raises(CpbkitError, match=r"mine\.toml must be an experiment as JSON or TOML"):
+        Experiment.from_file(path)
 
 
 def test_the_page_on_own_parts_holds_what_works(here, bars):

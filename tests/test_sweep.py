@@ -23,6 +23,7 @@ from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import judgements, verdicts
 from cpbkit.runs import sweep as module
 from cpbkit.runs import worker
+from cpbkit.runs.executors import Ray
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.plan import Plan
 from cpbkit.runs.progress import State
@@ -455,7 +456,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
 
         ray.init(cluster.address, log_to_driver=False, logging_level="warning")
         ray.get([ray.remote(num_cpus=1)(warm).remote() for _ in range(2)])
-        sweep(experiment, tmp_path / "ray", executor="ray", address=cluster.address, on_progress=hear)
+        sweep(experiment, tmp_path / "ray", executor=Ray(cluster.address), on_progress=hear)
         plan = (tmp_path / "ray/progress/plan.json").read_text()
         units = json.loads(plan)["units"]
         assert done == [0], "the node must go while units are at work"

@@ -256,7 +256,7 @@ which_settings = _options(
         "--preset",
         default="quick",
         show_default=True,
-        help=f"One of {', '.join(PRESETS)}, or the JSON file of an own one.",
+        help=f"One of {', '.join(PRESETS)}, or the JSON or TOML file of an own one.",
     ),
     change_settings,
     click.option(

@@ -92,7 +92,11 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose,
         given |= {"start": begun["start"], "end": begun["end"]}
         click.echo(f"No days were given: those of {folder}, {begun['start']} to {begun['end']}.", err=True)
     experiment, bars = open_own(experiment_of(**given))
-    place = {"minutes": minutes, "executor": executor, "workers": workers, "address": address, "gpus": gpus}
+    place = {"minutes": minutes, "executor": executor, "workers": workers}
+    if executor == "ray":
+        from cpbkit.runs.executors import Ray
+
+        place["executor"] = Ray(address, gpus)
     if only_plan:
         return _preview(experiment, as_json, **place)
     _sweep(experiment, folder, as_json, verbose=verbose, since=since, **place, klines=bars)

@@ -7,11 +7,12 @@ import itertools
 import json
 import os
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from cpbkit import foreign
+from cpbkit import atomic, foreign
 from cpbkit.config.own import is_own
 from cpbkit.errors import CpbkitError, UnknownName, check_name
 
@@ -239,6 +240,30 @@ class Experiment:
         names = (self.model.name, self.task.loss, *self.task.features, *self.task.targets)
         return tuple(dict.fromkeys(filter(is_own, names)))
 
+    def to_file(self, path: str | os.PathLike) -> None:
+        """Write it as JSON, whole or not at all; `sweep` and `--preset` take the file. Errors: OSError."""
+        atomic.write_bytes(Path(path), to_json(self).encode())
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> "Experiment":
+        """Read an own preset, or the `experiment.json` of a run: JSON or TOML; what is left out has its default.
+
+        Errors: CpbkitError for a file that is no experiment, and for TOML before Python 3.11; OSError.
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            if Path(path).suffix != ".toml":
+                return from_json(text)
+            if sys.version_info < (3, 11):
+                raise CpbkitError(f"{path}: Python 3.10 reads no TOML; write the same as JSON, or take a newer Python")
+            import tomllib
+
+            return from_dict(tomllib.loads(text))
+        except (foreign.Damaged, ValueError) as error:
+            raise CpbkitError(
+                f"{path} must be an experiment as JSON or TOML, such as the experiment.json of a run; {error}"
+            ) from None
+
 
 PARTS = {"data": Data, "task": Task, "model": Model, "training": Training}
 
@@ -254,19 +279,6 @@ def from_json(text: str) -> Experiment:
     A part or setting that is left out has its default, so that an own preset can be a short file.
     """
     return from_dict(foreign.parse(text, dict))
-
-
-def read_experiment(path: str | os.PathLike) -> Experiment:
-    """Read an experiment from a JSON file, such as the `experiment.json` of a run or an own preset.
-
-    Errors: CpbkitError for a file that is no experiment, OSError.
-    """
-    try:
-        return from_json(Path(path).read_text(encoding="utf-8"))
-    except (foreign.Damaged, ValueError) as error:
-        raise CpbkitError(
-            f"{path} must be an experiment as JSON, such as the experiment.json of a run; {error}"
-        ) from None
 
 
 def from_dict(raw: dict) -> Experiment:

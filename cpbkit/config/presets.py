@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Data, Experiment, Model, Task, Training, read_experiment, vary
+from cpbkit.config.experiment import OHLC, OHLC_RETURNS, Data, Experiment, Model, Task, Training, vary
 from cpbkit.errors import UnknownName, check_name
 
 # The columns of the sources by name, prices relative to the close. Columns that came twice, or as four times another,
@@ -251,12 +251,12 @@ def one_change_each(after: Experiment, changes: Mapping[str, Mapping]) -> dict[s
 
 
 def find_preset(name: str | os.PathLike) -> Experiment:
-    """Return the experiment of a preset, or of an own one in a JSON file.
+    """Return the experiment of a preset, or of an own one in a JSON or TOML file.
 
     Errors: UnknownName with the nearest names; CpbkitError for a file that is no experiment, OSError.
     """
-    if str(name).endswith(".json"):
-        return read_experiment(name)
+    if str(name).endswith((".json", ".toml")):
+        return Experiment.from_file(name)
     family = [known for known in PRESETS if known.startswith(f"{name}_")]
     if name not in PRESETS and family:
         raise UnknownName(f"preset {name!r} may mean {' or '.join(family)}; `cpbkit presets` says what each is")

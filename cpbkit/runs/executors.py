@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -23,6 +23,14 @@ Work = Callable  # unit, a dataclass with a name, a device and a checkpoint -> i
 Retry = Callable[[Any, str, bool], tuple[list, list]]
 RETRIES = 3  # of a unit whose node is lost
 TICK = 0.5  # s between two looks whether the sweep is asked to end
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A Ray cluster to run stacks on: `cpb.sweep(..., executor=cpb.Ray("FIRST:6379", gpus=0.5))`."""
+
+    address: str = ""  # as `ray.init` takes it; empty takes RAY_ADDRESS, else this machine
+    gpus: float = 1.0  # that a stack takes, where the cluster has any; may be a part of one
 
 
 class WorkerLost(CpbkitError):

@@ -47,10 +47,8 @@ def sweep(
     folder: str | os.PathLike,
     *,
     klines: Load | None = None,
-    executor: str = "processes",
+    executor: str | executors.Ray = "processes",
     workers: int | None = None,
-    address: str = "",
-    gpus: float = 1.0,
     minutes: float | None = None,
     command: str = "",
     on_progress: Callable[[State], None] = lambda state: None,
@@ -58,13 +56,14 @@ def sweep(
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
     klines: gets the bars, `load_klines` by default.
-    executor: processes (one per core or GPU; a single one is this process), local (this process), or ray.
-    workers: processes at once; None takes what is there. address, gpus: of the Ray cluster, and GPUs per stack, where
-    it has any. minutes: a budget from now. command: kept for the report.
+    executor: processes (one per core or GPU; a single one is this process), local (this process), or a
+    Ray cluster; "ray" is one of this machine. workers: processes at once; None takes what is there. minutes: a budget
+    from now. command: kept for the report.
     What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
-    check_name("executor", executor, ("processes", "local", "ray"))
+    if isinstance(executor, str):
+        check_name("executor", executor, ("processes", "local", "ray"))
     deadline = None if minutes is None else time.time() + 60 * minutes
     if not experiment.series:  # of own files: all that is there
         found = open_files(experiment)
@@ -81,7 +80,7 @@ def sweep(
             try:
                 run.begin({"command": redact(command), **provenance.describe()})
                 run.keep_sources(map(own.source, experiment.own_parts))
-                place = _place(executor, workers, address, gpus)
+                place = _place(executor, workers)
                 _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed)
             finally:
                 run.add_monitor(watch.frame())
@@ -125,10 +124,8 @@ def _find_damage(run: RunFolder, series: str) -> str:
 def preview(
     experiment: Experiment,
     *,
-    executor: str = "processes",
+    executor: str | executors.Ray = "processes",
     workers: int | None = None,
-    address: str = "",
-    gpus: float = 1.0,
     minutes: float | None = None,
     tell: Callable[[str], None] = lambda stage: None,
 ) -> Plan:
@@ -137,14 +134,14 @@ def preview(
     if not series:
         raise DataError(next(iter(failed.values())))
     tell("timing a few steps")
-    return _place(executor, workers, address, gpus).plan(experiment, series, minutes)
+    return _place(executor, workers).plan(experiment, series, minutes)
 
 
 @dataclass(frozen=True)
 class Place:
     """Where the units run."""
 
-    executor: str  # as `sweep` takes it
+    executor: str  # processes | local | ray
     workers: int | None  # as `make_plan` takes it
     gpus: float = 0.0  # of the cluster, a stack
 
@@ -171,12 +168,14 @@ class Place:
         return executors.local(units, work)
 
 
-def _place(executor: str, workers: int | None, address: str, gpus: float) -> Place:
+def _place(executor: str | executors.Ray, workers: int | None) -> Place:
     if executor == "ray":
-        has = executors.connect(address)
-        gpus = gpus if has.get("GPU") else 0.0
+        executor = executors.Ray()
+    if isinstance(executor, executors.Ray):
+        has = executors.connect(executor.address)
+        gpus = executor.gpus if has.get("GPU") else 0.0
         count = int(has["GPU"] / gpus) if gpus else int(has["CPU"])
-        return Place(executor, workers or max(1, count), gpus)
+        return Place("ray", workers or max(1, count), gpus)
     return Place(executor, 1 if executor == "local" else workers)
 
 
