@@ -166,7 +166,7 @@ def test_heads_get_their_baselines_and_columns():
     series = dataclasses.replace(make_series(levels), heads=("price", "volatility", "price"))
     price, _ = baselines.forecasts(series, "price", np.arange(400, 410), 2, 350)
     volatility, _ = baselines.forecasts(series, "volatility", np.arange(400, 410), 2, 350)
-    assert set(volatility) - set(price) == {"mean", "ewma", "har"}
+    assert set(volatility) - set(price) == {"mean", "ewma", "har", "garch"}
     assert price["ridge_ar"].shape == (10, 2, 2) and volatility["ridge_ar"].shape == (10, 2, 1)
     with pytest.raises(UnknownName, match=r"got 'volatilty' \(nearest: volatility"):
         baselines.forecasts(series, "volatilty", np.arange(400, 410), 2, 350)
@@ -308,3 +308,35 @@ def test_a_train_split_too_short_to_fit_is_persistence(name):
 def test_a_series_that_never_moves_is_forecast_as_such(name):
     series = make_series(np.full(800, 3.0), "volatility")
     assert baselines.forecast(name, series, np.arange(600, 620), 4, 500) == pytest.approx(0, abs=1e-9)
+
+
+def garch_walk(rows, alpha=0.3, beta=0.65, seed=0):
+    """Log sizes of returns whose variance follows a GARCH(1,1) with a mean of 1."""
+    draws, variance = np.random.default_rng(seed).normal(size=rows), np.ones(rows)
+    for t in range(1, rows):
+        variance[t] = 1 - alpha - beta + variance[t - 1] * (alpha * draws[t - 1] ** 2 + beta)
+    return np.log(np.hypot(draws * np.sqrt(variance), 0.01))
+
+
+def test_garch_is_that_of_arch_and_knows_a_variance_that_clusters():
+    arch = pytest.importorskip("arch")
+    levels = garch_walk(6000)
+    series, origins = make_series(levels, "volatility"), np.arange(4000, 5990)
+    y = baselines.forecast("garch", series, origins, 3, 4000)[..., 0]
+    size = np.exp(levels - levels[:4000].mean())
+    model = arch.arch_model(size, mean="Zero", rescale=False)
+    fitted = model.fit(disp="off", last_obs=4000)
+    theirs = fitted.forecast(horizon=3, start=4000, reindex=False).variance.to_numpy()[: len(origins)]
+    offsets = y + levels[origins, None] - np.log(theirs) / 2  # a constant for each step
+    np.testing.assert_allclose(offsets, np.broadcast_to(offsets.mean(axis=0), offsets.shape), atol=2e-3)
+    found = errors(series, origins, 3, 4000)
+    assert found["garch"] < 0.99 * found["mean"] and found["garch"] < found["ewma"]
+
+
+def test_without_a_fit_garch_is_left_out_and_said(monkeypatch):
+    series = make_series(garch_walk(1000), "volatility")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found, notes = baselines.forecasts(series, "volatility", np.arange(800, 900), 2, 800)
+    assert "garch" not in found
+    (note,) = (note for note in notes if note.startswith("garch is persistence at 100 of 100 origins"))
+    assert note.endswith('no stationary fit by arch (pip install "cpbkit[garch]")')

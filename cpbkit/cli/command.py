@@ -25,6 +25,7 @@ EXTRAS = {
     "openpyxl": "excel",
     "yfinance": "yahoo",
     "ray": "ray",
+    "arch": "garch",
     "jupyterlab": "notebooks",
 }  # by module
 GO_ON = "Nothing is left half done; the same command goes on from here."

@@ -3,6 +3,7 @@
 W origins, H horizon, K targets, N rows. What is fitted sees windows that end before row `train_end` only.
 """
 
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +22,17 @@ log = logging.getLogger(__name__)
 DAY, SECOND_NS = 86_400, 1_000_000_000  # seconds; ns
 LAGS = 48  # of ridge_ar
 PENALTIES = (*np.logspace(-6, 2, 17), 1e6)  # of ridge_ar, a row and lag; the last leaves only the mean
+LEAST_GARCH = 200  # train rows
 DECAYS = (0.5, 0.7, 0.8, 0.9, 0.94, 0.97, 0.99)  # of ewma; 0.94 is RiskMetrics' daily constant
 
 # A price or a band wanders: its seasons repeat moves. Any other level reverts: its seasons repeat
 # levels, and its recent mean says something.
 WANDERING = ("persistence", "drift", "seasonal_day", "seasonal_week", "ridge_ar")
 REVERTING = (*WANDERING, "mean", "ewma", "har")
-BASELINES_OF_HEAD = {"price": WANDERING, "bands": WANDERING}  # each other head: REVERTING
+BASELINES_OF_HEAD: dict[str, tuple[str, ...]] = {  # each other head: REVERTING
+    **{"price": WANDERING, "bands": WANDERING},
+    **{"volatility": (*REVERTING, "garch"), "range": (*REVERTING, "garch")},
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def _seasonal(days: int):
         back = -(-ahead // period) * period  # whole seasons, enough that the bar is known at the origin
         target, known = _rows_at(series, origins, ahead - back)
         start = origins[:, None]
-        if series.heads[k] in BASELINES_OF_HEAD:
+        if BASELINES_OF_HEAD.get(series.heads[k]) == WANDERING:
             start, start_known = _rows_at(series, origins, -back)
             known &= start_known
         return np.where(known, series.levels[target, k] - series.anchors[start, k], np.nan)
@@ -159,6 +164,33 @@ def _har(series, k, origins, horizon, train_end):
         whole = series.segment[span - 1 :] == series.segment[: len(level) - span + 1]
         design[span - 1 :, column] = np.where(whole, (running[span:] - running[:-span]) / span, np.nan)
     return _regress(series, k, design, origins, horizon, train_end, [np.full(len(spans), 1e-8)])
+
+
+def _garch(series, k, origins, horizon, train_end):
+    """Forecast the variance of each bar to come by GARCH(1,1) (Bollerslev 1986), fitted in train by `arch`.
+
+    A bar's own volatility or range stands for its return, of whose square the likelihood is, and which is noisier. The
+    logarithm of a variance is not the mean logarithm that is judged: the difference is measured in train, step by step.
+    """
+    nothing = np.full((len(origins), horizon), np.nan)
+    rows = _train_rows(series, horizon, train_end)
+    if importlib.util.find_spec("arch") is None or len(rows) < LEAST_GARCH:
+        return nothing
+    import arch
+
+    centre = series.levels[:train_end, k].mean()
+    size = np.exp(np.minimum(series.levels[:, k] - centre, 50))  # whatever else a table calls a volatility
+    fitted = arch.arch_model(size[:train_end], mean="Zero", rescale=False).fit(disp="off", show_warning=False)
+    omega, alpha, beta = fitted.params
+    if fitted.convergence_flag or alpha + beta >= 1:
+        return nothing
+    usual = omega / (1 - alpha - beta)
+    # Of the next bar, at each row; the recursion begins at the usual variance.
+    ahead = scipy.signal.lfilter([1], [1, -beta], omega + alpha * size**2, zi=[beta * usual])[0]
+    steps = (alpha + beta) ** np.arange(horizon)
+    y = np.log(usual + (ahead[:, None] - usual) * steps) / 2 + centre - series.anchors[:, [k]]
+    y += (_truth(series, k, rows, horizon) - y[rows]).mean(axis=0)
+    return y[origins]
 
 
 def _ridge_ar(series, k, origins, horizon, train_end):
@@ -235,4 +267,5 @@ BASELINES: dict[str, Baseline] = {
     "mean": Baseline(_mean, "two rows in train"),
     "ewma": Baseline(_ewma, "window in train"),
     "har": Baseline(_har, "long enough stretch of bars without a gap"),
+    "garch": Baseline(_garch, 'stationary fit by arch (pip install "cpbkit[garch]")'),
 }
