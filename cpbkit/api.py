@@ -138,19 +138,43 @@ class Run:
             raise RunError(f"{name} is a network trace; what is trained again under suspicion must be bars")
         return Retraining(name, one, klines)
 
-    def publish(self, repo: str, public: bool = False, dry_run: str | os.PathLike | None = None):
+    def page(
+        self, out: str | os.PathLike | None = None, bars: Mapping[str, Bars] | None = None, public: bool = False
+    ) -> "Link":
+        """Write a page to look at, a folder of static files, and return a link to it; by default `page` in the run's.
+
+        bars: to forecast from, by series; None fetches the newest. public: without any bar, fit to be shown around.
+        Errors: RunError without a finished model; ModuleNotFoundError without the extra `page`.
+        """
+        from cpbkit.views.site import write_page
+
+        return Link(write_page(self.folder, [self[name] for name in self], out, bars, public))
+
+    def publish(
+        self,
+        repo: str,
+        public: bool = False,
+        dry_run: str | os.PathLike | None = None,
+        page: bool = False,
+        bars: Mapping[str, Bars] | None = None,
+    ):
         """Publish the models with what may be said of them as a repository of the Hub, private unless `public`.
 
+        page: publish the page instead, as a static Space of that name, which never holds bars. bars: as of `page`.
         dry_run: a new folder that gets what would be published; nothing leaves the machine, and no token is needed.
         Returns where it is. Errors: HubError for synthetic data, own code, a missing token, another run's repository.
         """
-        from cpbkit.hub.publish import publish, write_repository  # the Hub's client takes a moment to load
+        from cpbkit.hub.publish import publish, write_repository, write_space  # the Hub's client takes a moment to load
 
-        if dry_run is not None:
-            return Link(write_repository(self.folder, repo, dry_run) / "README.md")
         with tempfile.TemporaryDirectory() as folder:
-            content = write_repository(self.folder, repo, Path(folder) / "repository")
-            return publish(self.folder, repo, content, public)
+            out = Path(dry_run or Path(folder) / "repository")
+            if page:
+                write_space(self.folder, [self[name] for name in self], repo, out, bars)
+            else:
+                write_repository(self.folder, repo, out)
+            if dry_run is not None:
+                return Link(out / ("index.html" if page else "README.md"))
+            return publish(self.folder, repo, out, public, kind="space" if page else "model")
 
     def coverage(self):
         """Return the picture of what the prediction intervals held, through the test split."""

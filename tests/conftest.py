@@ -81,6 +81,20 @@ def visit(browser):
     assert wrong == []
 
 
+@pytest.fixture(scope="module")
+def recent_run(tmp_path_factory):
+    """Train four tiny models on the seeded market of the last weeks, whose next bars can be forecast today."""
+    import datetime as dt
+
+    import cpbkit as cpb
+
+    today = dt.datetime.now(dt.timezone.utc).date()
+    days = {"start": str(today - dt.timedelta(days=24)), "end": str(today - dt.timedelta(days=2))}
+    given = {"source": "synthetic", "symbols": ["BTCUSDT", "ETHUSDT"], "intervals": ["1h", "15m"], **days}
+    small = {"context": 8, "horizon": 3, "width": 4, "epochs": 1, "steps": 5, "executor": "local", "quiet": True}
+    return cpb.sweep("quick", folder=tmp_path_factory.mktemp("runs") / "recent", **given, **small)
+
+
 @pytest.fixture
 def market() -> pathlib.Path:
     """Return the folder of real bars that CPBKIT_MARKET names, or skip."""

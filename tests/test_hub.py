@@ -231,3 +231,28 @@ def test_the_door_does_not_load_the_hub_before_it_is_asked_for():
     code = "import sys, cpbkit.api; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_page_is_published_as_a_static_space_without_a_bar(run, bars, hub, tmp_path):
+    told = run.publish("me/forty", page=True, bars=bars)
+    assert str(told).endswith("/spaces/me/forty") and hub.repos["space", "me/forty"]["private"]
+    files = hub.files("me/forty", "space")
+    card = files["README.md"].decode()
+    assert "sdk: static" in card and "app_file: index.html" in card and "of 2 beat" in card and "no advice" in card
+    assert {"index.html", "site.js", "bokeh.min.js", *(f"series/{name}.js" for name in NAMES)} <= set(files)
+    everything = b"".join(content for name, content in files.items() if "bokeh" not in name)
+    assert os.fsencode(run.folder) not in everything and b'"candles":null' in everything
+    closes = [f"{close:.8g}".encode() for close in bars["BTCUSDT_1h"]["close"].iloc[-200:]]
+    assert not [close for close in closes if close in everything]
+    run.publish("me/forty", page=True, bars=bars)  # again, over what is its own
+    look = run.publish("me/forty", page=True, bars=bars, dry_run=tmp_path / "look")
+    assert look.path == tmp_path / "look" / "index.html" and ("model", "me/forty") not in hub.repos
+    hub.repos["space", "me/mine"] = {"private": True, "commits": [("1" * 40, {"index.html": b"mine"})]}
+    with pytest.raises(HubError, match="holds other files"):
+        run.publish("me/mine", page=True, bars=bars)
+
+
+def test_a_page_of_made_up_bars_is_not_published(recent_run, hub):
+    with pytest.raises(HubError, match="synthetic data cannot be published"):
+        recent_run.publish("me/forty", page=True)
+    assert not hub.repos

@@ -27,6 +27,9 @@ EXTRAS = {
     "ray": "ray",
     "arch": "garch",
     "jupyterlab": "notebooks",
+    "bokeh": "page",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }  # by module
 GO_ON = "Nothing is left half done; the same command goes on from here."
 

@@ -3,7 +3,7 @@
 import click
 
 from cpbkit import __version__
-from cpbkit.cli import audit, bars, machine, runs
+from cpbkit.cli import audit, bars, machine, pages, runs
 from cpbkit.cli.command import Commands
 
 
@@ -28,6 +28,8 @@ for command in (
     runs.forecast,
     runs.publish,
     runs.report,
+    pages.page,
+    pages.serve,
     audit.audit,
     bars.series,
     bars.cache,

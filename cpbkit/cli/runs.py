@@ -443,13 +443,12 @@ def forecast(folder, symbols, bars, trust_code, as_json):
 @click.option("--repo", required=True, metavar="USER/NAME", help="The repository; it is made where it is not there.")
 @click.option("--public", is_flag=True, help="For everyone to see.  [default: private]")
 @click.option("--dry-run", type=click.Path(file_okay=False), help="Write what would be published to this folder.")
-def publish(folder, repo, public, dry_run):
+@click.option("--page", is_flag=True, help="Publish the page instead, as a static Space of that name.")
+def publish(folder, repo, public, dry_run, page):
     """Publish the models of a run on the Hugging Face Hub, with their verdicts on the card; never the bars.
 
     Others then load one of them in two lines. Needs a token with the right to write: `hf auth login`, or HF_TOKEN.
     """
     from cpbkit.api import open_run
-    from cpbkit.hub.publish import write_repository
 
-    run = open_run(folder)
-    click.echo(write_repository(folder, repo, dry_run) if dry_run else run.publish(repo, public))
+    click.echo(open_run(folder).publish(repo, public, dry_run, page))

@@ -5,9 +5,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, SpaceCardData
 
 from cpbkit import __version__, atomic
 from cpbkit.config.experiment import to_json
@@ -15,6 +16,7 @@ from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
 from cpbkit.hub.client import HubError, ask, connect
 from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.trained import Bars, TrainedModel
 from cpbkit.views.verdict import verdict_figure
 
 INDEX, FORMAT = "cpbkit.json", 1
@@ -41,15 +43,7 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     Errors: HubError for synthetic data, a run without a model, own code, or a folder that is there.
     """
     run, out = RunFolder(folder), Path(out)
-    experiment, results = run.experiment, [line for line in run.results() if line.status == "done"]
-    if not results:
-        raise HubError(f"{run.folder} has no finished model to publish")
-    if made_up := [line.series for line in results if line.synthetic]:
-        raise HubError(f"synthetic data cannot be published; {run.folder} has {len(made_up)} such series")
-    if experiment.own_parts:
-        raise HubError(f"own code cannot be published with a model: {', '.join(experiment.own_parts)}")
-    if out.exists() and any(out.iterdir()):
-        raise HubError(f"{out} must be a new or an empty folder")
+    experiment, results = run.experiment, _publishable(run, out)
     (out / "models").mkdir(parents=True, exist_ok=True)
     names = [line.series for line in results]
     sizes = {}
@@ -64,6 +58,45 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     atomic.write_bytes(out / "verdicts.png", verdict_figure(results).png())
     atomic.write_bytes(out / "README.md", str(_card(repo, experiment, results)).encode())
+    return out
+
+
+def _publishable(run: RunFolder, out: Path) -> list[ResultLine]:
+    """Return the lines of the finished models of a run. Errors: HubError where they or the folder may not be used."""
+    results = [line for line in run.results() if line.status == "done"]
+    if not results:
+        raise HubError(f"{run.folder} has no finished model to publish")
+    if made_up := [line.series for line in results if line.synthetic]:
+        raise HubError(f"synthetic data cannot be published; {run.folder} has {len(made_up)} such series")
+    if run.experiment.own_parts:
+        raise HubError(f"own code cannot be published with a model: {', '.join(run.experiment.own_parts)}")
+    if out.exists() and any(out.iterdir()):
+        raise HubError(f"{out} must be a new or an empty folder")
+    return results
+
+
+def write_space(
+    folder: str | os.PathLike,
+    models: Iterable[TrainedModel],
+    repo: str,
+    out: str | Path,
+    bars: Mapping[str, Bars] | None,
+) -> Path:
+    """Write the page of a run as a static Space into a new folder, and return it: forecasts and errors, never bars.
+
+    bars: by series, to forecast from; None fetches the newest. Errors: HubError as of `write_repository`.
+    """
+    from cpbkit.views.site import write_page
+
+    run, out = RunFolder(folder), Path(out)
+    lines = [headline(verdicts(group), head) for head, group in judgements(_publishable(run, out)).items()]
+    write_page(folder, models, out, bars, public=True)
+    index = {"format": FORMAT, "cpbkit": __version__, "run": run_id(folder)}
+    atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+    name = repo.rpartition("/")[2]
+    data = SpaceCardData(title=name, sdk="static", app_file="index.html", license="mit", tags=["cpbkit"])
+    text = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{' '.join(f'{line}.' for line in lines)}\n\n{LIMITS}\n"
+    atomic.write_bytes(out / "README.md", text.encode())
     return out
 
 
@@ -148,20 +181,28 @@ def _eval_result(experiment, row: dict) -> EvalResult:
     )
 
 
-def publish(folder: str | os.PathLike, repo: str, content: str | Path, public: bool = False) -> Published:
-    """Upload what `write_repository` wrote, as one commit: a repository is never seen half published.
+def publish(
+    folder: str | os.PathLike, repo: str, content: str | Path, public: bool = False, kind: str = "model"
+) -> Published:
+    """Upload what `write_repository` or `write_space` wrote, as one commit: nothing is ever seen half published.
+
+    kind: "model" or "space".
 
     The repository is made private unless `public`. Errors: HubError with the remedy; for a repository of another run.
     """
     api, what = connect(write=True), f"publishing to {repo}"
-    ask(what, lambda: api.create_repo(repo, private=not public, exist_ok=True))
-    there = ask(what, lambda: api.list_repo_files(repo))
+    is_new = not ask(what, lambda: api.repo_exists(repo, repo_type=kind))
+    sdk = "static" if kind == "space" else None
+    ask(what, lambda: api.create_repo(repo, private=not public, exist_ok=True, repo_type=kind, space_sdk=sdk))
+    there = ask(what, lambda: api.list_repo_files(repo, repo_type=kind))
     if INDEX in there:
-        path = ask(what, lambda: api.hf_hub_download(repo, INDEX))
+        path = ask(what, lambda: api.hf_hub_download(repo, INDEX, repo_type=kind))
         if json.loads(Path(path).read_text()).get("run") != run_id(folder):
             raise HubError(f"{repo} holds another run; publish to a new name, or delete it on the Hub first")
-    elif set(there) - {".gitattributes"}:
+    elif not is_new and set(there) - {".gitattributes"}:  # the Hub itself puts a greeting into a new Space
         raise HubError(f"{repo} holds other files than a run of cpbkit; publish to a new name")
     message = f"Publish with cpbkit {__version__}"
-    info = ask(what, lambda: api.upload_folder(repo_id=repo, folder_path=content, commit_message=message))
-    return Published(repo, f"{api.endpoint}/{repo}", info.oid)
+    info = ask(
+        what, lambda: api.upload_folder(repo_id=repo, folder_path=content, commit_message=message, repo_type=kind)
+    )
+    return Published(repo, f"{api.endpoint}/{'spaces/' * (kind == 'space')}{repo}", info.oid)

@@ -159,11 +159,7 @@ def _verdicts(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) ->
     for head, group in judged.items():
         found = verdicts.verdicts(group)
         best_first = sorted(group, key=lambda name: -group[name].skill)
-        ends = np.array([(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in group.values()])
-        # One model that is far off, or has too few windows for an interval, must not flatten all others.
-        low, high = np.percentile(ends, [10, 90])
-        reach = 1.5 * (high - low) or 0.01
-        frame = min(0.0, max(ends.min(), low - reach)), max(0.0, min(ends.max(), high + reach))
+        frame = skill_frame(group)
         heads.append(
             {
                 "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
@@ -187,7 +183,7 @@ def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, lo
     return [
         name,
         (verdict.word, verdict.word.lower().replace(" ", "-")),
-        Markup(_skill_mark(j, low, high)),
+        Markup(skill_mark(j, low, high)),
         _number(100 * j.skill, "+.2f"),
         _span(100, j.skill_low, j.skill_high, "+.2f") if j.is_enough else "",
         "" if not j.is_enough else f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
@@ -201,7 +197,16 @@ def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, lo
     ]
 
 
-def _skill_mark(j: verdicts.Judgement, low: float, high: float) -> str:
+def skill_frame(group: Mapping[str, verdicts.Judgement]) -> tuple[float, float]:
+    """Return the extent of the marks of all skills of one head."""
+    ends = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in group.values()] or [(0, 0)]
+    # One model that is far off, or has too few windows for an interval, must not flatten all others.
+    low, high = np.percentile(ends, [10, 90])
+    reach = 1.5 * (high - low) or 0.01
+    return min(0.0, max(np.min(ends), low - reach)), max(0.0, min(np.max(ends), high + reach))
+
+
+def skill_mark(j: verdicts.Judgement, low: float, high: float) -> str:
     """Draw a skill with its interval from `low` to `high`; the numbers stand beside it."""
     zero, middle, begin, end = (
         round(100 * min(max((x - low) / (high - low or 1), 0), 1)) for x in (0, j.skill, j.skill_low, j.skill_high)
