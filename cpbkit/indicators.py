@@ -6,8 +6,10 @@ exponential average until its weight is gone (500 rows or so), in OBV to the end
 did not move stands at its middle; a constant has no deviation; a share of no volume at all is 0.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.config import own
-from cpbkit.errors import DataError, check_name
+from cpbkit.errors import CpbkitError, DataError, check_name
 
 NAN = np.nan
 DAY, WEEK = 86_400, 604_800  # s
@@ -26,7 +28,7 @@ STILL = 1e-4  # log return: what a bar that did not move counts as, so that its 
 class Indicator:
     """One column that can be computed from bars."""
 
-    function: Callable[["Bars"], np.ndarray]
+    function: Callable[..., np.ndarray]  # of Bars; `n` is the length in bars of those that have one
     inputs: tuple[str, ...]  # kline columns it needs; none: the index alone
     description: str  # what it says, with the source of the formula
     unit: str  # of its values
@@ -84,27 +86,48 @@ def _compute_own(frame: pd.DataFrame, name: str) -> np.ndarray:
     return values
 
 
+def find_indicator(name: str) -> "Indicator":
+    """Return an indicator by name: `rsi`, or `rsi(21)` with its own length in bars.
+
+    Errors: UnknownName; CpbkitError for a length of one that has none, or several.
+    """
+    if name in INDICATORS:
+        return INDICATORS[name]
+    plain, length = found.groups() if (found := re.fullmatch(r"(\w+)\((\d{1,6})\)", name)) else (name, "")
+    known = INDICATORS[check_name("indicator", plain, INDICATORS)]
+    if "n" not in inspect.signature(known.function).parameters:
+        able = [each for each, one in INDICATORS.items() if "n" in inspect.signature(one.function).parameters]
+        raise CpbkitError(f"{plain} has no single length to choose; got {name!r}. These have one: {', '.join(able)}")
+    if int(length) < 2:
+        raise CpbkitError(f"the length of {plain} must be at least 2 bars; got {name!r}")
+    return replace(known, function=partial(known.function, n=int(length)), description=f"{plain}, {length} bars")
+
+
+def is_indicator(name: str) -> bool:
+    """Say whether a feature is an indicator, with or without its own length."""
+    return name.partition("(")[0] in INDICATORS
+
+
 def compute(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """Compute indicators by name, or own features as `mine.py:name`, in the order of `names`, on the index of `frame`.
 
-    Raises UnknownName for a name that is not in INDICATORS, DataError for columns or times that are missing and for
-    what an own feature returned, CpbkitError for one that cannot be found.
+    `rsi(21)` is an indicator with an own length in bars. Raises UnknownName for a name that is not in INDICATORS,
+    DataError for columns or times that are missing and for what an own feature returned, CpbkitError for one that
+    cannot be found.
     """
     names = list(names)
     needed: dict[str, str] = {}  # column -> the first indicator that needs it
     for name in names:
         if own.is_own(name):
             continue
-        if name not in INDICATORS:
-            check_name("indicator", name, INDICATORS)
-        needed |= dict.fromkeys(INDICATORS[name].inputs, name)
+        needed |= dict.fromkeys(find_indicator(name).inputs, name)
     for column, name in needed.items():
         if column not in frame.columns:
             raise DataError(f"{name} needs the column {column!r}; got {', '.join(map(str, frame.columns))}")
     bars, values = Bars(frame, list(needed)), np.empty((len(names), len(frame)))
     with np.errstate(divide="ignore", invalid="ignore"):
         for name, row in zip(names, values, strict=True):
-            row[:] = _compute_own(frame, name) if own.is_own(name) else bars.get(INDICATORS[name].function)
+            row[:] = _compute_own(frame, name) if own.is_own(name) else bars.get(find_indicator(name).function)
     return pd.DataFrame(values.T, index=frame.index, columns=names, copy=False)
 
 
@@ -299,13 +322,13 @@ def macd_histogram(b: Bars) -> np.ndarray:
     return b.get(macd) - b.get(macd_signal)
 
 
-def roc(b: Bars) -> np.ndarray:
-    return 100.0 * (b["close"] / lag(b["close"], 12) - 1.0)
+def roc(b: Bars, n: int = 12) -> np.ndarray:
+    return 100.0 * (b["close"] / lag(b["close"], n) - 1.0)
 
 
-def rsi(b: Bars) -> np.ndarray:
+def rsi(b: Bars, n: int = 14) -> np.ndarray:
     gain = np.maximum(b.get(change), 0.0)
-    gain, loss = (average(x, 1 / 14, 14, start=1) for x in (gain, gain - b.get(change)))
+    gain, loss = (average(x, 1 / n, n, start=1) for x in (gain, gain - b.get(change)))
     return 100.0 * ratio(gain, gain + loss, 0.5)
 
 
@@ -357,9 +380,9 @@ def stoch_k(b: Bars) -> np.ndarray:
     return b.get(mean, of=stoch_fast, n=3)
 
 
-def williams_r(b: Bars) -> np.ndarray:
-    high = b.get(highest, n=14)
-    return -100.0 * ratio(high - b["close"], high - b.get(lowest, n=14), 0.5)
+def williams_r(b: Bars, n: int = 14) -> np.ndarray:
+    high = b.get(highest, n=n)
+    return -100.0 * ratio(high - b["close"], high - b.get(lowest, n=n), 0.5)
 
 
 def cci(b: Bars) -> np.ndarray:
@@ -385,12 +408,12 @@ def obv_rel(b: Bars) -> np.ndarray:
     return ratio(b.get(obv) - lag(b.get(obv), 20), rolling(np.add, b["volume"], 20), 0.0)
 
 
-def mfi(b: Bars) -> np.ndarray:
+def mfi(b: Bars, n: int = 14) -> np.ndarray:
     move = step(b.get(typical))
     move *= np.abs(move) > noise(b.get(typical))  # ties, as in `excess`
     flow = np.sign(move) * b.get(money)
     gain = np.maximum(flow, 0.0)
-    gain, loss = (rolling(np.add, x, 14) for x in (gain, gain - flow))
+    gain, loss = (rolling(np.add, x, n) for x in (gain, gain - flow))
     return 100.0 * ratio(gain, gain + loss, 0.5)
 
 

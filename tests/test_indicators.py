@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpbkit import indicators
 from cpbkit.config.experiment import OHLC, OHLC_RETURNS
-from cpbkit.errors import DataError, UnknownName
+from cpbkit.errors import CpbkitError, DataError, UnknownName
 from cpbkit.indicators import INDICATORS, compute
 
 talib = pytest.importorskip("talib", reason="TA-Lib has no wheel for Python 3.10")
@@ -394,3 +394,28 @@ def test_no_python_loop_over_bars():
 
     calls(300)
     assert calls(3000) == calls(300)
+
+
+def test_an_own_length_is_that_of_ta_lib():
+    frame = seeded(800, seed=3)
+    high, low, close, volume = (frame[c].to_numpy(float).copy() for c in ("high", "low", "close", "volume"))
+    oracle = {
+        "rsi(21)": talib.RSI(close, 21),
+        "sma(50)": talib.SMA(close, 50),
+        "roc(5)": talib.ROC(close, 5),
+        "atr(7)": talib.ATR(high, low, close, 7),
+        "williams_r(30)": talib.WILLR(high, low, close, 30),
+        "mfi(9)": talib.MFI(high, low, close, volume, 9),
+    }
+    found = compute(frame, oracle)
+    for name, expected in oracle.items():
+        np.testing.assert_allclose(found[name][100:], expected[100:], rtol=1e-6, atol=1e-6, err_msg=name)
+    pd.testing.assert_series_equal(
+        compute(frame, ["rsi(14)"])["rsi(14)"], compute(frame, ["rsi"])["rsi"], check_names=False
+    )
+    for wrong, said in (("macd(9)", "no single length.*These have one: .*rsi"), ("rsi(1)", "at least 2 bars")):
+        with pytest.raises(CpbkitError, match=said):
+            compute(frame, [wrong])
+    for wrong in ("rsj(21)", "rsi(21", "rsi()"):
+        with pytest.raises(UnknownName, match="nearest: rsi"):
+            compute(frame, [wrong])

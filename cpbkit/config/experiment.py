@@ -88,6 +88,8 @@ class Task:
         for name in ("context", "horizon"):
             if getattr(self, name) < 1:
                 raise CpbkitError(f"{name} must be at least 1 bar; got {getattr(self, name)!r}")
+        for name in (*self.features, *self.targets):
+            is_own(name)  # each must be a name
         if not self.features or not self.targets:
             raise CpbkitError("a task needs at least one feature and one target")
         if len(self.target_weights) != len(self.targets):
@@ -127,6 +129,7 @@ class Model:
     stacked: bool = False  # whether your own runs as one by torch.func; zoo.try_out says if that pays
 
     def __post_init__(self):
+        is_own(self.name)  # it must be a name
         if self.width < 1 or self.layers < 1 or self.heads < 1:
             raise CpbkitError(f"width, layers and heads must be at least 1; got {self}")
         if not 0 <= self.dropout < 1:

@@ -13,7 +13,15 @@ from cpbkit.errors import CpbkitError
 
 
 def is_own(name: str) -> bool:
-    """Say whether a name in an experiment is that of a person's own part."""
+    """Say whether a name in an experiment is that of a person's own part.
+
+    Errors: CpbkitError for a class, a function or anything else that is no name: workers would not find it.
+    """
+    if not isinstance(name, str) or name.startswith("__main__:"):
+        raise CpbkitError(
+            f"a part of your own is named module:name or file.py:name, so that workers find it; got {name!r}. In a "
+            "notebook, `%%writefile mine.py` on top of a cell makes a file of it, and 'mine.py:name' names the part"
+        )
     return ":" in name
 
 

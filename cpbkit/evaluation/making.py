@@ -25,7 +25,7 @@ ENOUGH = 200  # rows for it
 
 def finished_columns(klines: Klines, task: Task) -> list[str]:
     """Name the features that came finished with the bars: neither indicators nor functions."""
-    made = {name for name in task.features if name in indicators.INDICATORS or own.is_own(name)}
+    made = {name for name in task.features if indicators.is_indicator(name) or own.is_own(name)}
     return [name for name in task.features if name in klines.frame and name not in made]
 
 

@@ -70,7 +70,7 @@ def from_klines(klines: Klines, task: Task) -> Series:
     kinds = [TARGETS[check_name("target", target, TARGETS)] for target in task.targets]
     frame = klines.frame
     columns = list(dict.fromkeys([*task.features, *(column for column, _, _ in kinds), "log_close"]))
-    own = [column for column in columns if column in frame and column not in indicators.INDICATORS]
+    own = [column for column in columns if column in frame and not indicators.is_indicator(column)]
     table = indicators.compute(frame, [column for column in columns if column not in own]).join(frame[own])
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.column_stack(
