@@ -3,10 +3,11 @@
 import datetime as dt
 import hashlib
 import html
+import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from cpbkit.config.experiment import Experiment, to_json, vary
+from cpbkit.config.own import require_consent
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.data import binance
 from cpbkit.data.files import from_frames
@@ -25,10 +27,11 @@ from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.leakage import audit, check_overfit
-from cpbkit.evaluation.pooled import gather, pool
+from cpbkit.evaluation.pooled import gather, say_all
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
+    Verdict,
     headline,
     judgements,
     meanings,
@@ -38,7 +41,9 @@ from cpbkit.evaluation.verdicts import (
     verdicts,
 )
 from cpbkit.runs import trained
+from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.sweep import name_refit, plan_refit
 from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
@@ -87,14 +92,22 @@ class Run:
 
     def __getitem__(self, series: str) -> TrainedModel:
         """Return the trained model of a series. Errors: UnknownName, RunError where it has none."""
-        check_name("series", series, self.series)
-        content = self._folder.model(series)
-        if content is None:
-            raise RunError(f"{self.folder} has no model of {series} yet; {self!r}")
-        try:
-            return TrainedModel.read(content, meanings(self.results).get(series, ""), self._trust_code)
-        except RunError as error:
-            raise RunError(f"the model of {series} in {self.folder} cannot be used: {error}") from None
+        (model,) = self.models([series])
+        return model
+
+    def models(self, series: Iterable[str] | None = None) -> list[TrainedModel]:
+        """Return the trained models of some series, or of all that are finished. Errors: as for one, `run[series]`."""
+        said, found = meanings(self.results), []
+        for name in self if series is None else series:
+            check_name("series", name, self.series)
+            content = self._folder.model(name)
+            if content is None:
+                raise RunError(f"{self.folder} has no model of {name} yet; {self!r}")
+            try:
+                found.append(TrainedModel.read(content, said.get(name, ""), self._trust_code))
+            except RunError as error:
+                raise RunError(f"the model of {name} in {self.folder} cannot be used: {error}") from None
+        return found
 
     def verdicts(self) -> "Verdicts":
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
@@ -104,7 +117,7 @@ class Run:
         lost = len(self.results) - sum(line.status == "done" for line in self.results)
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
         losses, _ = gather([line.series for line in self.results if line.test], self._folder.losses)
-        lines += [f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()]
+        lines += say_all(losses).values()
         lines += say_quantiles(self.results).values()
         return Verdicts(verdict_table(by_head), tuple(lines), self.results)
 
@@ -148,7 +161,7 @@ class Run:
         """
         from cpbkit.views.site import write_page
 
-        return Link(write_page(self.folder, [self[name] for name in self], out, bars, public))
+        return Link(write_page(self.folder, self.models(), out, bars, public))
 
     def publish(
         self,
@@ -157,10 +170,12 @@ class Run:
         dry_run: str | os.PathLike | None = None,
         page: bool = False,
         bars: Mapping[str, Bars] | None = None,
+        collection: str = "",
     ):
         """Publish the models with what may be said of them as a repository of the Hub, private unless `public`.
 
         page: publish the page instead, as a static Space of that name, which never holds bars. bars: as of `page`.
+        collection: the title of one for the repositories of several presets, made where it is not there.
         dry_run: a new folder that gets what would be published; nothing leaves the machine, and no token is needed.
         Returns where it is. Errors: HubError for synthetic data, own code, a missing token, another run's repository.
         """
@@ -169,12 +184,53 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(dry_run or Path(folder) / "repository")
             if page:
-                write_space(self.folder, [self[name] for name in self], repo, out, bars)
+                write_space(self.folder, self.models(), repo, out, bars)
             else:
                 write_repository(self.folder, repo, out)
             if dry_run is not None:
                 return Link(out / ("index.html" if page else "README.md"))
-            return publish(self.folder, repo, out, public, kind="space" if page else "model")
+            return publish(self.folder, repo, out, public, "space" if page else "model", collection)
+
+    def refit(
+        self,
+        until: str,
+        *,
+        from_zero: bool = False,
+        folder: str | os.PathLike | None = None,
+        data: Mapping[str, Bars] | None = None,
+        quiet: bool = False,
+        **place,
+    ) -> "Run":
+        """Train the same experiment on bars up to a later day, begun from the weights that are there; return that run.
+
+        Its verdicts stand for new and old weights, side by side, on the same new test days; neither has seen them.
+        from_zero: begin from drawn weights. folder: by default beside this run, named after the day; stopped at any
+        moment, the same call goes on. data: the bars again, longer, of a run whose bars were given. place: as `sweep`
+        takes it. Errors: as `sweep`; RunError where this run has bars up to that day, or no model.
+        """
+        experiment = plan_refit(self._folder, until, from_zero)
+        require_consent(experiment.own_parts, self._trust_code, str(self.folder))
+        task, days = experiment.task, experiment.data
+        given = {"features": task.features, "targets": task.targets, "target_weights": task.target_weights}
+        given |= {name: getattr(days, name) for name in ("start", "end", "venue")} if data is not None else {}
+        experiment, _, bars = _settle(experiment, data, given)
+        folder = Path(folder or name_refit(self.folder, until, from_zero))
+        if not quiet:
+            from cpbkit.views.live import live
+
+            place["on_progress"] = live(experiment, folder.name)
+        run_sweep(experiment, folder, klines=bars, parent=self._folder, **place)
+        return Run(folder, self._trust_code)
+
+    def record(self, repo: str, name: str = "", bars: Mapping[str, Bars] | None = None, public: bool = False):
+        """Commit the forecasts of the bars that have not begun to a record, a dataset repository of the Hub.
+
+        name: under which they are kept there; by default one made of the settings. bars: as in `forecast`.
+        Returns what was done. Errors: HubError, DataError.
+        """
+        from cpbkit.hub.record import record  # the Hub's client takes a moment to load
+
+        return record(self.models(), repo, name or name_run(self.experiment), bars, public)
 
     def coverage(self):
         """Return the picture of what the prediction intervals held, through the test split."""
@@ -204,10 +260,14 @@ class Run:
     def forecast(self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None) -> dict[str, Forecast]:
         """Forecast the next bars of every finished series, as one stack.
 
-        bars: by series; None fetches the newest closed ones. Errors: as `TrainedModel.forecast`.
+        bars: by series; None fetches the newest closed ones. A series whose bars do not fit is left out, with a
+        warning. Errors: DataError where no series can be forecast.
         """
-        models = [self[name] for name in self if bars is None or name in bars]
-        return trained.forecast(models, trained.newest_bars(models, now) if bars is None else bars, now)
+        models = self.models(name for name in self if bars is None or name in bars)
+        found, trouble = trained.forecast_able(models, bars, now)
+        for why in trouble.values():
+            log.warning("not forecast: %s", why)
+        return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,6 +307,61 @@ class Verdicts:
         from cpbkit.views.tables import verdict_html
 
         return verdict_html(self.table, self.headlines)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Several runs side by side, each table the best first; words are corrected for all that a table asks."""
+
+    runs: pd.DataFrame  # a row a run and head: skill against the best naive forecast over all series
+    pairs: pd.DataFrame  # a row a pair of runs and head: skill of the first against the other
+    best: pd.DataFrame  # a row a series and head: the run that validation chooses, and its verdict in test
+    seeds: pd.DataFrame  # of runs that differ in their seed alone: a row a series and head
+    notes: tuple[str, ...] = ()
+
+    def plot(self):
+        """Return the picture of the runs' skills with their intervals, and of the pairs that differ."""
+        from cpbkit.views.verdict import comparison_figure
+
+        return comparison_figure(self.runs, self.pairs)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the runs, a row each and head."""
+        return self.runs
+
+    def to_dict(self) -> dict:
+        """Return plain JSON types."""
+        tables = {name: getattr(self, name) for name in ("runs", "pairs", "best", "seeds")}
+        return {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+
+    def __str__(self) -> str:
+        shown = [self.seeds, self.runs, self.pairs, self.best.reindex(columns=BEST) if len(self.best) else self.best]
+        tables = [table.to_string(index=False, float_format="{:.3f}".format) for table in shown if len(table)]
+        heads = [] if self.best.empty else [f"By validation: {line}" for line in self._headlines()]
+        return "\n\n".join([*tables, *heads, *self.notes])
+
+    __repr__ = __str__
+
+    def _headlines(self) -> list[str]:
+        words = {head: group.set_index("series")["verdict"] for head, group in self.best.groupby("head")}
+        return [headline({name: Verdict(word, 1.0, "") for name, word in each.items()}, h) for h, each in words.items()]
+
+
+BEST = ["series", "head", "run", "validation", "verdict", "skill %", "low %", "high %", "p"]
+
+
+def compare(*runs: Run | str | os.PathLike) -> Comparison:
+    """Hold runs of the same series side by side: presets, seeds, settings; each named by its folder.
+
+    For each series validation chooses the run, never test. Errors: CpbkitError for runs that do not compare.
+    """
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    short = len({folder.name for folder in folders}) == len(folders)
+    named = {folder.name if short else str(folder): RunFolder(folder) for folder in folders}
+    if len(named) < len(folders):
+        raise RunError(f"each run to compare is named once; got {', '.join(str(each) for each in folders)}")
+    table, pairs, best, seeds, notes = compare_runs(named)
+    return Comparison(table, pairs, best, seeds, tuple(notes))
 
 
 @dataclass(frozen=True)

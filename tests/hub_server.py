@@ -1,11 +1,18 @@
-"""A stand-in for the Hub on loopback that speaks as much of its protocol as the kit's client asks for."""
+"""A stand-in for the Hub on loopback that speaks as much of its protocol as the kit's client asks for.
+
+Commits have times, of a clock that a test may set, and name their parent; an answer can be lost on its way.
+"""
 
 import base64
 import contextlib
+import datetime as dt
 import hashlib
 import json
 import re
+import socket
 import threading
+import time
+import types
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,9 +24,12 @@ class Hub:
 
     def __init__(self):
         self.repos = {}  # (kind, name) -> {"private": bool, "commits": [(id, {path: bytes})]}
+        self.collections = {}  # slug -> as the Hub tells it
         self.uploads = {}  # sha256 -> bytes
         self.calls = []  # (method, path, authorisation)
-        self.faults = []  # (part of a path, status), each used once
+        self.faults = []  # (part of a path, status), each used once; "drop" does what is asked and answers nothing
+        self.clock = lambda: dt.datetime.now(dt.timezone.utc)
+        self.times = {}  # of commits by their id
         self.lock = threading.Lock()
 
     def files(self, name, kind="model"):
@@ -33,6 +43,7 @@ class Hub:
         for path in sorted(files):
             digest.update(path.encode() + files[path])
         commits.append((digest.hexdigest(), files))
+        self.times[commits[-1][0]] = self.clock()
         return commits[-1][0]
 
 
@@ -44,6 +55,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self, status, content=b"", **headers):
+        if self.dropped:
+            self.close_connection = True
+            return self.connection.shutdown(socket.SHUT_RDWR)
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -72,12 +86,18 @@ class Handler(BaseHTTPRequestHandler):
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         hub = self.hub
         hub.calls.append((self.command, path, token))
+        self.dropped = False
         for fault in hub.faults:
             if fault[0] in path:
                 hub.faults.remove(fault)
-                return self.refuse(fault[1], "Faulty")
+                if fault[1] != "drop":
+                    return self.refuse(fault[1], "Faulty")
+                self.dropped = True
+                break
         if path == "/api/repos/create":
             return self.create(json.loads(body), token)
+        if found := re.fullmatch("/api/collections(?:/([^/]+/[^/]+))?(/items)?", path):
+            return self.collection(found[1], bool(found[2]), json.loads(body) if body else {})
         if path == "/api/validate-yaml":
             return self.answer(200, {"errors": [], "warnings": []})
         if path.startswith("/_upload/") and self.command == "PUT":
@@ -99,8 +119,25 @@ class Handler(BaseHTTPRequestHandler):
         if (kind, name) in self.hub.repos:
             return self.answer(409, {"error": "You already created this repo", "url": url})
         private = bool(asked.get("private") or asked.get("visibility") == "private")
-        self.hub.repos[kind, name] = {"private": private, "commits": [("0" * 40, {".gitattributes": b""})]}
+        first = hashlib.sha1(f"{kind} {name}".encode()).hexdigest()
+        self.hub.repos[kind, name] = {"private": private, "commits": [(first, {".gitattributes": b""})]}
+        self.hub.times[first] = self.hub.clock()
         return self.answer(200, {"url": url, "name": name, "id": name})
+
+    def collection(self, slug, is_item, asked):
+        known = self.hub.collections
+        if slug is None:
+            slug = f"{asked['namespace']}/{asked['title'].lower()}-0123456789abcdef01234567"
+            if slug in known:
+                return self.answer(409, {"slug": slug})
+            about = {"owner": {"name": asked["namespace"]}, "lastUpdated": "2026-01-01T00:00:00.000Z", "upvotes": 0}
+            known[slug] = {**asked, **about, "slug": slug, "items": [], "position": 0, "theme": "green"}
+        if is_item:
+            if any(item["id"] == asked["item"]["id"] for item in known[slug]["items"]):
+                return self.refuse(409, "Conflict")
+            item = {"_id": str(len(known[slug]["items"])), "position": len(known[slug]["items"])}
+            known[slug]["items"].append(asked["item"] | item)
+        return self.answer(200, known[slug])
 
     def batch(self, asked):
         host, known = self.headers["Host"], self.hub.uploads
@@ -114,9 +151,9 @@ class Handler(BaseHTTPRequestHandler):
         repo = self.hub.repos.get((kind, name))
         if repo is None:
             return self.refuse(404, "RepoNotFound")
-        revision = rest.removeprefix("revision/") if rest.startswith("revision/") else rest.partition("/")[2] or "main"
+        revision, _, under = (rest.partition("/")[2] or "main").partition("/")
         ids = {one: files for one, files in repo["commits"]}
-        commit = repo["commits"][-1][0] if revision in ("main", "") else revision
+        commit = repo["commits"][-1][0] if revision == "main" else revision
         if rest == "" or rest.startswith("revision/"):
             if commit not in ids:
                 return self.refuse(404, "RevisionNotFound")
@@ -125,7 +162,10 @@ class Handler(BaseHTTPRequestHandler):
         if rest.startswith(("tree/", "paths-info/")):
             asked = urllib.parse.parse_qs(body.decode()).get("paths") or (json.loads(body)["paths"] if body else [])
             files = ids.get(commit, {})
-            wanted = files if rest.startswith("tree/") else [path for path in asked if path in files]
+            wanted = [path for path in files if path.startswith(under and f"{under}/")] if rest[0] == "t" else asked
+            wanted = [path for path in wanted if path in files]
+            if under and not wanted:
+                return self.refuse(404, "EntryNotFound")
             return self.answer(
                 200,
                 [
@@ -133,19 +173,29 @@ class Handler(BaseHTTPRequestHandler):
                     for p in wanted
                 ],
             )
+        if rest.startswith("commits/"):
+            listed = [
+                {"id": one, "title": "", "message": "", "date": f"{self.hub.times[one]:%Y-%m-%dT%H:%M:%S.000Z}"}
+                for one in reversed(ids)
+            ]
+            return self.answer(200, [one | {"authors": []} for one in listed])
         if rest.startswith("preupload/"):
             mode = {True: "lfs", False: "regular"}
             asked = json.loads(body)["files"]
             told = [
-                {"path": f["path"], "uploadMode": mode[f["path"].endswith(".safetensors")], "shouldIgnore": False}
+                {
+                    "path": f["path"],
+                    "uploadMode": mode[f["path"].endswith(".safetensors")],
+                    "shouldIgnore": False,
+                }
                 for f in asked
             ]
             return self.answer(200, {"files": told})
         if rest.startswith("commit/"):
             if not token:
                 return self.refuse(401, "Unauthorized")
-            changes = {}
-            for line in map(json.loads, body.splitlines()[1:]):
+            changes, (head, *lines) = {}, map(json.loads, body.splitlines())
+            for line in lines:
                 value = line["value"]
                 if line["key"] == "file":
                     changes[value["path"]] = base64.b64decode(value["content"])
@@ -154,6 +204,8 @@ class Handler(BaseHTTPRequestHandler):
                 else:
                     changes[value["path"]] = None
             with self.hub.lock:
+                if head["value"].get("parentCommit", repo["commits"][-1][0]) != repo["commits"][-1][0]:
+                    return self.refuse(412, "PreconditionFailed")
                 made = self.hub.commit(name, changes, kind)
             return self.answer(200, {"commitUrl": f"http://{self.headers['Host']}/{name}", "commitOid": made})
         return self.refuse(404, "NotFound")
@@ -185,3 +237,22 @@ def serve_hub():
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextlib.contextmanager
+def hub_in_use(monkeypatch, folder, token="hf_never_to_be_seen"):
+    """Let the kit speak to a Hub of its own, with a token, without long pauses; yield it."""
+    import huggingface_hub
+    from huggingface_hub.utils import _http
+
+    from cpbkit.hub import client
+
+    with serve_hub() as (hub, address):
+        monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=address, token=token))
+        monkeypatch.setattr(client, "get_token", lambda: token)
+        monkeypatch.setattr(client, "PAUSE", 0.001)
+        patient = types.SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+        monkeypatch.setattr(_http, "time", patient)  # the client has tries and pauses of its own
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        yield hub

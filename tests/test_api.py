@@ -117,6 +117,18 @@ def test_bars_that_do_not_fit_are_refused_with_the_rule(run, bars, spoil, words)
         run["BTCUSDT_1h"].forecast(spoil(bars["BTCUSDT_1h"].frame), now=LATER)
 
 
+def test_one_series_that_does_not_fit_stops_no_other(run, bars, monkeypatch, caplog):
+    given = {name: bars[name].frame for name in NAMES}
+    found = run.forecast({NAMES[0]: given[NAMES[0]], NAMES[1]: given[NAMES[1]].iloc[-9:]}, now=LATER)
+    assert list(found) == [NAMES[0]] and "ETHUSDT_1h: a forecast needs 12 bars" in caplog.text
+    with pytest.raises(DataError, match="no series can be forecast"):
+        run.forecast({name: frame.iloc[-9:] for name, frame in given.items()}, now=LATER)
+    monkeypatch.setattr("cpbkit.runs.trained.newest_bars", lambda models, now: bars)
+    with pytest.raises(DataError, match="its newest bar is of 2025-01-31 23:00 UTC; is it still traded"):
+        run.forecast(now=LATER)
+    assert set(run.forecast(now=pd.Timestamp("2025-02-01 00:05", tz="UTC"))) == set(NAMES)
+
+
 def test_bars_of_another_series_and_a_bar_that_is_not_closed_are_refused(run, bars):
     with pytest.raises(DataError, match="must be of the model's series BTCUSDT_1h; got ETHUSDT_1h"):
         run["BTCUSDT_1h"].forecast(bars["ETHUSDT_1h"], now=LATER)
@@ -176,6 +188,12 @@ def test_the_terminal_forecasts_with_the_same_words(run, bars, tmp_path):
     assert found["bars"][0]["time"] == "2025-02-01T00:00" and found["verdict"]
     want = run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"], now=LATER).frame["close"].iloc[0]
     assert found["bars"][0]["close"] == pytest.approx(want, rel=1e-6)
+    chosen = ["forecast", str(run.folder), "--symbols", "BTC,SOL"]
+    assert "has no model of SOLUSDT; it has BTCUSDT_1h" in CliRunner().invoke(cpbkit, chosen).output
+    both = CliRunner().invoke(cpbkit, ["forecast", str(run.folder), "--intervals", "1h", "--bars", str(path)])
+    assert both.exit_code == 2 and "choose one of BTCUSDT_1h, ETHUSDT_1h" in both.output
+    other = CliRunner().invoke(cpbkit, ["forecast", str(run.folder), "--symbols", "ETH", "--bars", str(path)])
+    assert other.exit_code == 1 and "ETHUSDT_1h" in other.output and "BTCUSDT" in other.output
     wrong = CliRunner().invoke(cpbkit, ["forecast", str(run.folder)])
     assert wrong.exit_code == 1 and "given as frames" in wrong.output
 

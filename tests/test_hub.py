@@ -1,14 +1,17 @@
 """Published and loaded again, over the Hub's protocol on loopback with its own client, with faults put in."""
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
-from hub_server import serve_hub
+from hub_server import hub_in_use
 
 import cpbkit as cpb
 from cpbkit.cli.main import cpbkit
@@ -17,6 +20,7 @@ from cpbkit.errors import CpbkitError, RunError
 from cpbkit.hub import client
 from cpbkit.hub.client import HubError
 from cpbkit.hub.publish import INDEX, write_repository
+from cpbkit.runs.folder import RunFolder
 from cpbkit.training import checkpoint
 
 # The client's own, under a newer HTTP library than it was written for.
@@ -40,14 +44,7 @@ def run(bars, tmp_path_factory):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    import huggingface_hub
-
-    with serve_hub() as (hub, address):
-        monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=address, token=token))
-        monkeypatch.setattr(client, "get_token", lambda: TOKEN)
-        monkeypatch.setattr(client, "PAUSE", 0.01)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    with hub_in_use(monkeypatch, tmp_path / "cache", TOKEN) as hub:
         yield hub
 
 
@@ -79,7 +76,12 @@ def test_what_is_published_says_what_may_be_said_and_holds_no_bars_or_paths(run,
         ".json",
         ".jsonl",
         ".safetensors",
+        ".yaml",
     }
+    (entry, _) = yaml.safe_load((out / ".eval_results" / "cpbkit.yaml").read_text())
+    table = run.verdicts().to_frame()
+    assert entry["dataset"] == {"id": "me/forty-record", "task_id": f"{table['series'][0]}-price"}
+    assert entry["value"] == pytest.approx(table["skill %"][0], abs=1e-4)
     assert not json.loads((out / "results.jsonl").read_text().splitlines()[0])["curve"]
     with pytest.raises(HubError, match="must be a new or an empty folder"):
         write_repository(run.folder, "me/forty", out)
@@ -105,6 +107,54 @@ def test_a_busy_hub_is_asked_again_and_nothing_is_half_published(run, hub, part,
     run.publish("me/forty")
     assert not hub.faults and len(hub.repos["model", "me/forty"]["commits"]) == 2
     assert TOKEN not in caplog.text
+
+
+@pytest.mark.parametrize("part", ["/preupload/", "/_upload/", "/commit/"])
+def test_an_upload_that_is_cut_off_goes_on_and_sends_no_file_twice(run, hub, part):
+    hub.faults = [(part, "drop")]
+    run.publish("me/forty")
+    assert not hub.faults and set(hub.files("me/forty")) >= {INDEX, "models/BTCUSDT_1h.safetensors"}
+    sent = [path for method, path, _ in hub.calls if method == "PUT"]
+    assert len(sent) <= len(NAMES) + (part == "/_upload/")
+    assert set(cpb.load("me/forty")) == set(NAMES)
+
+
+def test_presets_share_a_collection_and_a_second_publication_adds_nothing(run, hub):
+    for name in ("me/gru", "me/lstm", "me/gru"):
+        run.publish(name, collection="Forty")
+    ((slug, made),) = hub.collections.items()
+    assert made["title"] == "Forty" and made["private"] and slug.startswith("me/")
+    assert [item["id"] for item in made["items"]] == ["me/gru", "me/lstm"]
+
+
+def test_an_audit_goes_with_the_models_and_one_that_failed_is_refused(run, hub, tmp_path):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    finding = {"check": "future", "verdict": "PASS", "evidence": "nothing moved"}
+    RunFolder(folder).keep_audit({"BTCUSDT_1h": [finding]})
+    out = write_repository(folder, "me/forty", tmp_path / "look")
+    told = (out / "audit.json").read_bytes()
+    assert json.loads((out / INDEX).read_text())["audit"] == hashlib.sha256(told).hexdigest()
+    assert "made 1 checks, of which none failed" in (out / "README.md").read_text()
+    RunFolder(folder).keep_audit({"BTCUSDT_1h": [finding | {"verdict": "FAIL"}]})
+    with pytest.raises(HubError, match=r"a run whose audit failed .*BTCUSDT_1h: future"):
+        cpb.open_run(folder).publish("me/forty")
+
+
+def test_a_refit_may_follow_the_run_before_it_and_no_path_of_own_files_is_told(bars, hub, tmp_path):
+    for name, frame in bars.items():
+        frame.to_csv(tmp_path / f"{name}.csv")
+    run = cpb.sweep("quick", files=tmp_path, end="2025-01-20", folder=tmp_path / "run", **SMALL)
+    out = write_repository(run.folder, "me/forty", tmp_path / "look")
+    everything = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert os.fsencode(tmp_path) not in everything
+    assert cpb.TrainedModel.read((out / "models" / "BTCUSDT_1h.safetensors").read_bytes())
+    given = {name: frame[:"2025-01-20"] for name, frame in bars.items()}
+    first = cpb.sweep("quick", data=given, folder=tmp_path / "first", **SMALL)
+    first.publish("me/follow")
+    later = first.refit("2025-01-24", data=bars, executor="local", quiet=True)
+    later.publish("me/follow")
+    assert json.loads(hub.files("me/follow")[INDEX])["models"]["BTCUSDT_1h"] == later["BTCUSDT_1h"].about["sha256"]
+    assert b"old weights" not in hub.files("me/follow")["README.md"]
 
 
 def test_a_hub_that_stays_busy_is_told_and_leaves_what_was_there(run, hub):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import cpbkit as cpb
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
-from cpbkit.evaluation import metrics, pooled
+from cpbkit.evaluation import metrics, pooled, verdicts
 from cpbkit.evaluation.pooled import Losses
 
 
@@ -117,11 +118,15 @@ def test_a_run_that_is_better_is_still_found_and_copies_cost_nothing():
     runs = runs_of_nothing(3)
     good = runs["0"]["BTC"]
     runs["good"] = {"BTC": dataclasses.replace(good, model=0.7 * good.baselines["persistence"])}
-    table = pooled.compare_runs(runs)
+    table, pairs = pooled.compare_runs(runs), pooled.compare_pairs(runs)
+    assert len(pairs) == 36 and set(pairs["run"][:8]) == {"good"}
+    assert (pairs["low %"] <= pairs["skill %"]).all() and (table["skill %"] <= table["high %"]).all()
     assert table.loc[0, ["run", "verdict"]].tolist() == ["good", "BEATS"] and table["p"][0] < 0.01
     assert table["skill %"][0] == pytest.approx(100 * (1 - 0.7**0.5))
     alone = pooled.compare_runs({"a": runs["1"]})["p"][0]
-    copies = pooled.compare_runs({name: runs["1"] for name in "abc"})["p"]
+    copies = {name: runs["1"] for name in "abc"}
+    pairs, copies = pooled.compare_pairs(copies), pooled.compare_runs(copies)["p"]
+    assert pairs["verdict"].tolist() == ["TIES"] * 3 and pairs["p"].tolist() == [1.0] * 3
     assert alone == pytest.approx(
         metrics.cosine_test(runs["1"]["BTC"].model - runs["1"]["BTC"].baselines["persistence"], 1)[1], abs=0.01
     )
@@ -133,25 +138,48 @@ def test_runs_on_other_windows_are_not_compared():
     for other in (losses(0.1, horizon=2), losses(0.1, begin=3600 * 150)):
         with pytest.raises(CpbkitError, match="must be judged on the same windows; those of BTC are 300 of 1 bars"):
             pooled.compare_runs({"a": {"BTC": one}, "b": {"BTC": other}})
+    other = dataclasses.replace(one, baselines={"persistence": 2 * one.baselines["persistence"]})
+    with pytest.raises(CpbkitError, match="must be judged on the same bars; those of BTC move otherwise"):
+        pooled.compare_runs({"a": {"BTC": one}, "b": {"BTC": other}})
     with pytest.raises(CpbkitError, match="a series in common"):
         pooled.compare_runs({"a": {"BTC": one}, "b": {"ETH": one}})
 
 
-def test_verdict_of_several_presets_is_one_table(tmp_path):
-    folders = []
-    for name, gain in (("quick", 0.5), ("linear", 0.0)):
-        folder = tmp_path / name
-        (folder / "losses").mkdir(parents=True)
-        experiment = vary(PRESETS["quick"], symbols=("BTCUSDT",), width=8 if gain else 9)
-        (folder / "experiment.json").write_text(to_json(experiment))
-        line = {"series": "BTCUSDT_1h", "status": "done", "test": {"price": {}}}
-        (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
-        (folder / "losses" / "BTCUSDT_1h.npz").write_bytes(pooled.to_bytes({"price": losses(gain)}))
-        folders.append(str(folder))
-    shown = CliRunner().invoke(cpbkit, ["verdict", *folders, "--json"])
-    rows = json.loads(shown.stdout)
-    assert [(row["run"], row["verdict"], row["head"]) for row in rows] == [
-        (folders[0], "BEATS", "price"),
-        (folders[1], rows[1]["verdict"], "price"),
-    ]
-    assert rows[0]["skill %"] > 5 and rows[0]["times"] == 300
+def test_no_pair_of_eight_alike_differs_but_by_chance(monkeypatch):
+    monkeypatch.setattr(pooled, "DRAWS", 1000)
+    found = [(pooled.compare_pairs(runs_of_nothing(seed, 5))["verdict"] == "BEATS").any() for seed in range(40)]
+    assert np.mean(found) <= 0.1  # 10 pairs each; two-sided, 5 % of the runs are expected
+
+
+def write_run(folder, share, validation, **settings):
+    """Write a finished run of one series that loses a share of what persistence does."""
+    (folder / "losses").mkdir(parents=True)
+    experiment = vary(PRESETS["quick"], symbols=("BTCUSDT",), intervals=("1h",), **settings)
+    (folder / "experiment.json").write_text(to_json(experiment))
+    one = losses()
+    one = dataclasses.replace(one, model=share * one.baselines["persistence"])
+    truth = np.sqrt(one.baselines["persistence"])[:, None, None]
+    baselines = {"persistence": 0 * truth}
+    test = verdicts.judge(truth, (1 - share**0.5) * truth, baselines, "bp")
+    line = {"series": "BTCUSDT_1h", "status": "done", "test": {"price": test.to_dict()}}
+    line |= {"curve": {"validation": [0.9, validation, None]}, "persistence": {"validation": 0.5}}
+    (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "losses" / "BTCUSDT_1h.npz").write_bytes(pooled.to_bytes({"price": one}))
+    return folder
+
+
+def test_runs_side_by_side_and_validation_chooses_even_the_worse(tmp_path):
+    good, bad = write_run(tmp_path / "good", 0.7, 0.4), write_run(tmp_path / "bad", 1.2, 0.3, width=9)
+    found = cpb.compare(good, bad)
+    assert found.runs["run"].tolist() == ["good", "bad"] and found.runs["verdict"][0] == "BEATS"
+    assert found.pairs[["run", "other", "verdict"]].values.tolist() == [["good", "bad", "BEATS"]]
+    (best,) = found.best.to_dict("records")
+    assert (best["run"], best["validation"]) == ("bad", 0.6) and best["skill %"] < 0, "chosen by validation, not test"
+    assert "By validation: 0 of 1 beat" in str(found) and found.plot().png().startswith(b"\x89PNG")
+    shown = CliRunner().invoke(cpbkit, ["compare", str(good), str(bad), "--json", "--plot", str(tmp_path / "a.png")])
+    assert json.loads(shown.stdout) == found.to_dict() and (tmp_path / "a.png").exists()
+    other = write_run(tmp_path / "other", 0.9, 0.1, loss="mae")
+    told = cpb.compare(good, other)
+    assert told.best.empty and "validated otherwise (task.loss)" in str(told)
+    with pytest.raises(CpbkitError, match="two runs or more"):
+        cpb.compare(good)

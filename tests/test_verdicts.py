@@ -363,7 +363,7 @@ def test_the_spread_over_seeds_counts_skills_and_words():
     assert alone["seeds"].tolist() == [1, 1, 1] and alone["skill %, std"].isna().all()
 
 
-def test_verdict_of_several_runs_is_their_spread(tmp_path):
+def test_seeds_side_by_side_are_their_spread(tmp_path):
     lines = [some(0.02, 0.01, 0.03, 0.001), some(-0.01, -0.02, 0.01, 0.5)]
     folders = [tmp_path / name for name in ("a", "b", "other")]
     for seed, folder in enumerate(folders):
@@ -373,16 +373,16 @@ def test_verdict_of_several_runs_is_their_spread(tmp_path):
         line = {"series": "BTCUSDT_1h", "status": "done", "test": {"price": lines[seed % 2].to_dict()}}
         (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
 
-    def verdict(*arguments):
-        return CliRunner().invoke(cpbkit, ["verdict", *map(str, arguments)])
+    def compare(*arguments):
+        return CliRunner().invoke(cpbkit, ["compare", *map(str, arguments)])
 
-    (row,) = json.loads(verdict(*folders[:2], "--json").stdout)
+    (row,) = json.loads(compare(*folders[:2], "--json").stdout)["seeds"]
     assert (row["series"], row["seeds"], row["BEATS"], row["TIES"]) == ("BTCUSDT_1h", 2, 1, 1)
     assert (row["skill %, min"], row["skill %, max"]) == pytest.approx((-1, 2))
-    assert "-1.00" in verdict(*folders[:2]).output
-    shown = verdict(folders[0], folders[0])
-    assert shown.exit_code == 1 and "must differ in a setting" in shown.output
-    shown = verdict(folders[0], folders[2])  # these have no losses
+    assert "-1.00" in compare(*folders[:2]).output
+    shown = compare(folders[0], folders[1], folders[0])
+    assert shown.exit_code == 1 and "each run to compare is named once" in shown.output
+    shown = compare(folders[0], folders[2])  # these have no losses
     assert shown.exit_code == 1 and "must have kept the losses" in shown.output
 
 

@@ -58,6 +58,7 @@ def audit(folder, placebos, calibration, inject, trust_code, as_json, **given):
     from cpbkit.evaluation.backtest import refit
     from cpbkit.evaluation.calibration import calibrate
     from cpbkit.evaluation.leakage import audit, check_calibration, check_overfit, check_promises
+    from cpbkit.runs.folder import RunFolder
     from cpbkit.windows.series import from_klines
 
     if bool(folder) + calibration + inject > 1:
@@ -94,6 +95,8 @@ def audit(folder, placebos, calibration, inject, trust_code, as_json, **given):
                 leaks = audit(one, experiment.task, refit(experiment), model=experiment.model.name, placebos=placebos)
                 found[name] = [*leaks, one_batch]
     document = {name: [dataclasses.asdict(finding) for finding in findings] for name, findings in found.items()}
+    if folder:
+        RunFolder(folder).keep_audit(document)
 
     def text() -> str:
         tables = {name: pd.DataFrame(findings).to_string(index=False) for name, findings in found.items()}

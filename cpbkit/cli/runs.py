@@ -28,11 +28,12 @@ from cpbkit.cli.command import (
     which_settings,
     which_source,
 )
-from cpbkit.config.experiment import Experiment, difference, vary
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.quantities import duration, standing
+from cpbkit.texts import printable
 
 REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdicts take, and more for each series
 SILENT = 10.0  # s after which the last word of a sweep is told with its age
@@ -243,7 +244,7 @@ def _after(series: int, minutes: float) -> float:
 def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and two lines per head: each, and all at once."""
     from cpbkit.evaluation.conformal import say_quantiles
-    from cpbkit.evaluation.pooled import gather, pool
+    from cpbkit.evaluation.pooled import gather, pool, say_all
     from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
     from cpbkit.runs.folder import RunFolder, tell_stopped
 
@@ -259,7 +260,7 @@ def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
     if missing:
         trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
     together = {head: pool(parts) for head, parts in losses.items()}
-    heads |= {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in together.items()}
+    heads |= say_all(losses)
     heads |= say_quantiles(results)
     document = {
         "run": str(folder),
@@ -312,13 +313,17 @@ def status(folder, as_json):
     from cpbkit.runs.folder import RunFolder
 
     run = RunFolder(folder)
+    parent, training = run.about().get("parent", ""), run.experiment.training
+    origin = (
+        [f"A refit of {parent}, begun {'from its' if training.warm_start else 'from drawn'} weights"] if parent else []
+    )
     results, series = run.results(), run.experiment.series
     missing = [name for name in series if name not in {line.series for line in results}]
     holder, told = run.holder(), run.status()
     failed = sum(line.status == "failed" for line in results)
     trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
     document = {"run": folder, "done": len(results), "total": len(series), "missing": missing, "trouble": trouble}
-    document |= {"writer": holder, "last": told}
+    document |= {"writer": holder, "last": told, "parent": parent}
 
     def text() -> str:
         if holder:
@@ -342,55 +347,77 @@ def status(folder, as_json):
             at.get("at_most", False),
             at.get("samples_per_second", 0.0),
         )
-        return "\n".join([f"{folder}: {', '.join([*stands, now])}", *trouble])
+        return "\n".join([f"{folder}: {', '.join([*stands, now])}", *origin, *trouble])
 
     show(document, as_json, text)
 
 
 @click.command(
-    cls=Command, examples=("cpbkit verdict runs/quick --json", "cpbkit verdict runs/quick runs/seed1 runs/seed2")
+    cls=Command,
+    examples=(
+        "cpbkit refit runs/first --until 2025-09-30",
+        "cpbkit refit runs/first --until 2025-09-30 --from-zero --run runs/anew",
+    ),
 )
-@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(file_okay=False))
+@run_folder
+@click.option("--until", metavar="DAY", required=True, help="Last UTC day of the bars, later than the RUN's.")
+@click.option("--from-zero", is_flag=True, help="Begin from drawn weights, not from those of the RUN.")
+@click.option("--run", "out", help="Folder of the new run; one that was stopped goes on.  [default: RUN-until-DAY]")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="A budget from now.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
+@trust_code
 @as_json
-def verdict(folders, as_json):
-    """Say whether each model beats the best naive forecast, and all of them at once.
+def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
+    """Train a run's experiment on more bars, from the weights that are there, into a new run.
 
-    Of several RUNs that differ in their seed alone, say how much of each skill is the luck of it: `cpbkit sweep ...
-    --set seed=1 --run runs/seed1` makes another. Of several that differ otherwise, say which beats the best naive
-    forecast over all series, corrected for having tried so many.
+    Old and new weights are judged side by side on the new test days, which neither has seen. Stopped at any moment,
+    the same command goes on from there.
     """
-    import pandas as pd
+    from cpbkit.config.own import require_consent
+    from cpbkit.runs.folder import RunFolder
+    from cpbkit.runs.sweep import name_refit, plan_refit
 
-    from cpbkit.evaluation.pooled import compare_runs, gather
-    from cpbkit.evaluation.verdicts import judgements, seed_spread
+    parent, since = RunFolder(folder), time.monotonic()
+    planned = plan_refit(parent, until, from_zero)
+    require_consent(planned.own_parts, trust_code, folder)
+    experiment, bars = open_own(planned)
+    out = out or str(name_refit(parent.folder, until, from_zero))
+    _sweep(experiment, out, as_json, minutes, since, workers=workers, klines=bars, parent=parent)
+
+
+@click.command(cls=Command, examples=("cpbkit verdict runs/quick --json",))
+@run_folder
+@as_json
+def verdict(folder, as_json):
+    """Say whether each model beats the best naive forecast, and all of them at once; of several runs: `compare`."""
     from cpbkit.runs.folder import RunFolder
 
-    runs = {folder: RunFolder(folder) for folder in folders}
-    for run in runs.values():
-        if not run.results():
-            raise CpbkitError(f"{run.folder} has no finished series yet, of {len(run.experiment.series)}")
-    if len(folders) == 1:
-        return _show_run(folders[0], runs[folders[0]].results(), as_json)
-    first, *others = runs.values()
-    changes = [difference(first.settled, run.settled) for run in others]
-    if len(runs) < len(folders) or not all(changes):
-        raise CpbkitError(f"runs to compare must differ in a setting; got {', '.join(folders)} with the same ones")
-    changed = {line.partition(":")[0] for lines in changes for line in lines}
-    if changed == {"training.seed"}:
-        table = seed_spread(judgements(run.results()) for run in runs.values())
-    else:
-        by_run = {
-            folder: gather([line.series for line in run.results() if line.test], run.losses)[0]
-            for folder, run in runs.items()
-        }
-        heads = [head for head in by_run[folders[0]] if all(head in found for found in by_run.values())]
-        if not heads:
-            raise CpbkitError("runs to compare must have kept the losses of a head that they share; these have not")
-        tables = [compare_runs({f: found[head] for f, found in by_run.items()}).assign(head=head) for head in heads]
-        table = pd.concat(tables, ignore_index=True)
-    show(
-        json.loads(table.to_json(orient="records")), as_json, lambda: table.to_string(index=False, float_format="%.3f")
-    )
+    run = RunFolder(folder)
+    if not (results := run.results()):
+        raise CpbkitError(f"{run.folder} has no finished series yet, of {len(run.experiment.series)}")
+    _show_run(folder, results, as_json)
+
+
+@click.command(
+    cls=Command,
+    examples=("cpbkit compare runs/quick runs/gru", "cpbkit compare runs/seed0 runs/seed1 --plot seeds.png"),
+)
+@click.argument("folders", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(file_okay=False))
+@click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Draw the figure too.")
+@as_json
+def compare(folders, plot, as_json):
+    """Hold runs of the same series side by side: presets, seeds, settings.
+
+    Each run's skill over all series against the best naive forecast, corrected for having tried so many; which pairs
+    differ; and for each series the run that validation chooses, never test. Of runs that differ in their seed alone
+    (`cpbkit sweep ... --set seed=1 --run runs/seed1`) also how much of each skill is the luck of it.
+    """
+    from cpbkit import api, atomic
+
+    found = api.compare(*folders)
+    show(found.to_dict(), as_json, lambda: str(found))
+    if plot:
+        atomic.write_bytes(pathlib.Path(plot), found.plot().png(scale=2))
 
 
 @click.command(cls=Command, examples=("cpbkit report runs/quick", "cpbkit report /kaggle/input/run --out report.html"))
@@ -410,29 +437,41 @@ def report(folder, out, with_command, series):
 )
 @run_folder
 @click.option("--symbols", callback=names, help="Such as BTC,ETH.  [default: all that have a model]")
+@click.option("--intervals", callback=names, help="Such as 1h.  [default: all that have a model]")
 @click.option("--bars", type=click.Path(dir_okay=False), help="Own bars, of the one series chosen.")
 @trust_code
 @as_json
-def forecast(folder, symbols, bars, trust_code, as_json):
+def forecast(folder, symbols, intervals, bars, trust_code, as_json):
     """Forecast the next bars with the trained models of a run, from the newest closed bars.
 
-    Each forecast stands beside the interval that held in the test split and what the verdict means.
+    Each forecast stands beside the interval that held in the test split and what the verdict means. Exit code 1 where
+    a series could not be forecast, which does not stop the others.
     """
     from cpbkit.api import open_run
-    from cpbkit.runs.trained import forecast, newest_bars
+    from cpbkit.runs.trained import forecast_able
 
     run = open_run(folder, trust_code)
-    chosen = [name for name in run if symbols is None or name.rpartition("_")[0] in symbols]
+    wanted = [name.rpartition("_")[::2] for name in run]
+    for each, place in ((symbols, 0), (intervals, 1)):
+        for name in each or ():
+            if name not in {pair[place] for pair in wanted}:
+                raise CpbkitError(f"{folder} has no model of {name}; it has {', '.join(run) or 'none'}")
+    chosen = [f"{s}_{i}" for s, i in wanted if (not symbols or s in symbols) and (not intervals or i in intervals)]
     if not chosen:
-        raise CpbkitError(f"{folder} has no model of {', '.join(symbols or ())}; it has {', '.join(run) or 'none'}")
+        raise CpbkitError(f"{folder} has no model that is chosen; it has {', '.join(run) or 'none'}")
     if bars and len(chosen) > 1:
-        raise click.UsageError(f"--bars goes with one series; choose one of {', '.join(chosen)}")
-    models = [run[name] for name in chosen]
+        raise click.UsageError(
+            f"--bars goes with one series; choose one of {', '.join(chosen)} by its symbol and interval"
+        )
     with status_line() as say:
         say("getting the newest bars")
-        found = forecast(models, {chosen[0]: bars} if bars else newest_bars(models))
+        found, trouble = forecast_able(run.models(chosen), {chosen[0]: bars} if bars else None)
+    for why in trouble.values():
+        click.echo(f"not forecast: {printable(why)}", err=True)
     document = {name: one.to_dict() for name, one in found.items()}
     show(document, as_json, lambda: "\n\n".join(map(str, found.values())))
+    if trouble:
+        raise click.exceptions.Exit(1)
 
 
 @click.command(
@@ -442,13 +481,69 @@ def forecast(folder, symbols, bars, trust_code, as_json):
 @run_folder
 @click.option("--repo", required=True, metavar="USER/NAME", help="The repository; it is made where it is not there.")
 @click.option("--public", is_flag=True, help="For everyone to see.  [default: private]")
+@click.option("--collection", default="", metavar="TITLE", help="Add it to this one, for several presets.")
 @click.option("--dry-run", type=click.Path(file_okay=False), help="Write what would be published to this folder.")
 @click.option("--page", is_flag=True, help="Publish the page instead, as a static Space of that name.")
-def publish(folder, repo, public, dry_run, page):
+def publish(folder, repo, public, collection, dry_run, page):
     """Publish the models of a run on the Hugging Face Hub, with their verdicts on the card; never the bars.
 
     Others then load one of them in two lines. Needs a token with the right to write: `hf auth login`, or HF_TOKEN.
     """
     from cpbkit.api import open_run
 
-    click.echo(open_run(folder).publish(repo, public, dry_run, page))
+    click.echo(open_run(folder).publish(repo, public, dry_run, page, collection=collection))
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "cpbkit record runs/first --repo me/forty-record",
+        "cpbkit record me/forty --repo me/forty-record --as forty --public",
+    ),
+)
+@click.argument("place", metavar="RUN")
+@click.option("--repo", required=True, metavar="USER/NAME", help="The dataset; it is made where it is not there.")
+@click.option("--as", "name", metavar="NAME", help="Under which the lines are kept.  [default: of RUN's settings]")
+@click.option("--public", is_flag=True, help="For everyone to see.  [default: private]")
+@trust_code
+def record(place, repo, name, public, trust_code):
+    """Commit forecasts of the coming bars to a record on the Hub, before the bars begin.
+
+    RUN is a folder, or a run that was published, user/name. To be called after each bar, from cron, a notebook or a CI
+    schedule (docs/record.md): the same call again adds nothing twice, and bars that were missed are told, not filled.
+    """
+    from cpbkit import api
+    from cpbkit.hub.load import load
+    from cpbkit.hub.record import record
+
+    if pathlib.Path(place).is_dir():
+        return click.echo(api.open_run(place, trust_code).record(repo, name or "", public=public))
+    published = load(place)
+    models = [published[series] for series in published]
+    click.echo(record(models, repo, name or api.name_run(models[0].experiment), public=public))
+
+
+@click.command(
+    cls=Command, examples=("cpbkit score --repo me/forty-record", "cpbkit score --repo me/forty-record --check")
+)
+@click.option("--repo", required=True, metavar="USER/NAME", help="The record.")
+@click.option("--check", is_flag=True, help="Compute every score anew, from the history and the bars; write nothing.")
+@as_json
+def score(repo, check, as_json):
+    """Fill in what happened to the forecasts of a record whose bars are over, beside them, and say how all stand.
+
+    A line counts when its commit is older than its bar, by the Hub's clock; later ones are marked late. Exit code 1
+    where --check finds a score that does not say what happened.
+    """
+    from cpbkit.hub import score as scoring
+
+    if check:
+        wrong = scoring.check(repo)
+        show({"wrong": wrong}, as_json, lambda: "\n".join(wrong) or f"{repo}: every score says what happened")
+        if wrong:
+            raise click.exceptions.Exit(1)
+        return
+    done, table = scoring.score(repo), scoring.standing(repo)
+    document = dataclasses.asdict(done) | {"standing": json.loads(table.to_json(orient="records"))}
+    standings = [] if table.empty else [table.to_string(index=False, float_format="{:.2f}".format)]
+    show(document, as_json, lambda: "\n".join([str(done), *standings]))

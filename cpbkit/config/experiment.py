@@ -164,6 +164,8 @@ class Training:
     pooled: bool = False  # one model for all series, trained on the windows of each of them, scaled by itself
     seed: int = 0  # of weights, order, dropout and teacher forcing
     deterministic: bool = False  # bit-equal reruns on a GPU, at a cost in speed
+    parent: str = ""  # of a refit: the fingerprint of the models of the run before it
+    warm_start: bool = False  # of a refit: whether it begins from their weights, and not from drawn ones
     search: tuple[tuple[str, tuple[float, ...]], ...] = ()  # settings tried side by side; validation chooses per series
 
     def __post_init__(self):

@@ -227,7 +227,10 @@ def _piece(sheet: Sheet, name: str, file: SourceFile, series: str, asked: str, a
     notes = list(sheet.notes)
     symbol, interval = read_name(name)
     if series:
+        named = sheet.symbol or symbol
         symbol, interval = split_name(series)
+        if named and not (symbol.startswith(named) or named.startswith(symbol)):
+            raise DataError(f"{name}: {series} was asked for, but these are bars of {named}")
         if sheet.interval not in ("", interval):
             raise DataError(f"{name}: {series} was asked for, but the bars start {sheet.interval} apart")
     elif sheet.symbol and not alone:

@@ -4,6 +4,7 @@ Series that move together are one piece of evidence and not forty; the mean over
 """
 
 import io
+import itertools
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +17,13 @@ import scipy
 
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import metrics, past
-from cpbkit.evaluation.verdicts import LEAST_HORIZONS, LEAST_WINDOWS, TOO_FEW, Verdict, is_enough, word_of
+from cpbkit.evaluation.verdicts import LEAST_HORIZONS, LEAST_WINDOWS, OLD, TOO_FEW, Verdict, is_enough, word_of
 
 if TYPE_CHECKING:  # windows needs torch
     from cpbkit.windows.series import Series
 
 DRAWS = 20_000  # of the largest statistic among several runs
+SAME_BARS = 1e-3  # share of persistence's loss by which two runs on the same bars may differ: a venue mends some
 SHARED = 0.8  # of the test times of a series that runs must share to be compared
 
 
@@ -152,6 +154,21 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     return Pooled(verdict, len(parts), count, best, skill, low, high, statistic, win_rate)
 
 
+def say_all(losses: Mapping[str, Mapping[str, Losses]]) -> dict[str, str]:
+    """Say of each head how all series did at once, and of a refit whether the new weights are better than the old."""
+    said = {f"{head}, all series": f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()}
+    for head, parts in losses.items():
+        if old := losses.get(head + OLD):
+            pair = compare_pairs({"new": parts, "old": old}).iloc[0]
+            reason = (
+                f"skill {pair['skill %']:+.2f} % ({pair['low %']:+.2f} to {pair['high %']:+.2f}), p {pair['p']:.2g}"
+            )
+            said[f"{head}, new and old"] = (
+                f"{head}, {pair['run']} weights against {pair['other']}: {pair['verdict']}, {reason}"
+            )
+    return said
+
+
 def _shared_baselines(parts: Mapping[str, Losses]) -> list[str]:
     first = next(iter(parts.values()))
     return [name for name in first.baselines if all(name in one.baselines for one in parts.values())]
@@ -180,8 +197,55 @@ def compare_runs(runs: Mapping[str, Mapping[str, Losses]]) -> pd.DataFrame:
     """Return a row for each run, all judged on one head of the same series: the best first.
 
     p is corrected for the choice: the chance that the best of as many runs would do so well if none were better than
-    the naive forecast (Hansen 2005, stepwise as Romano & Wolf 2005), where runs that err alike count as few.
-    Errors: CpbkitError for runs that were not judged on the same windows.
+    the naive forecast (Hansen 2005, stepwise as Romano & Wolf 2005), where runs that err alike count as few. Intervals
+    hold 95 %, each by itself. Errors: CpbkitError for runs that were not judged on the same windows.
+    """
+    lost, baselines, horizon, series = _align(runs)
+    best = min(baselines, key=lambda name: baselines[name].mean())
+    told = _tested(lost, np.broadcast_to(baselines[best], lost.shape), horizon, baselines=len(baselines))
+    table = pd.DataFrame({"run": list(runs)}).join(told)
+    table = table.assign(against=best, series=series, times=lost.shape[1])
+    return table.sort_values("skill %", ascending=False, ignore_index=True)
+
+
+def compare_pairs(runs: Mapping[str, Mapping[str, Losses]]) -> pd.DataFrame:
+    """Return a row for each pair of runs, the better one first: its skill against the other; p corrected over pairs.
+
+    Errors: as `compare_runs`.
+    """
+    lost, _, horizon, _ = _align(runs)
+    pairs = list(itertools.combinations(np.argsort(lost.mean(axis=1), kind="stable"), 2))
+    better, other = (list(part) for part in zip(*pairs, strict=True))
+    names = np.array(list(runs))
+    return pd.DataFrame({"run": names[better], "other": names[other]}).join(_tested(lost[better], lost[other], horizon))
+
+
+def _tested(lost: np.ndarray, against: np.ndarray, horizon: int, baselines: int = 1) -> pd.DataFrame:
+    """Return the skill of losses against others (P, T), row by row, with words corrected for all rows.
+
+    baselines: of how many `against` is the luckiest.
+    """
+    ratios = lost.mean(axis=1) / against.mean(axis=1)
+    statistics, _ = metrics.cosine_test(lost - against, horizon)
+    if not is_enough(lost.shape[1], horizon):
+        told = {"verdict": TOO_FEW, "skill %": 100 * (1 - np.sqrt(ratios)), "low %": math.nan, "high %": math.nan}
+        return pd.DataFrame(told | {"t": statistics, "p": 1.0})
+    p = _corrected(lost - against, statistics, horizon)
+    p = np.where(statistics > 0, np.minimum(1, p * baselines), p)
+    outside = (1 - metrics.LEVEL) / 2
+    spans = [
+        metrics.ratio_confidence_interval(a, b, horizon, (outside / baselines, outside))
+        for a, b in zip(lost, against, strict=True)
+    ]
+    low, high = (1 - np.sqrt(np.maximum(0, np.array(spans)[:, k])) for k in (1, 0))
+    words = [word_of(*each) for each in zip(p, low, high, strict=True)]
+    told = {"verdict": words, "skill %": 100 * (1 - np.sqrt(ratios)), "low %": 100 * low, "high %": 100 * high}
+    return pd.DataFrame(told | {"t": statistics, "p": p})
+
+
+def _align(runs: Mapping[str, Mapping[str, Losses]]) -> tuple[np.ndarray, dict[str, np.ndarray], int, int]:
+    """Return mean losses over the series that runs share, at the times that they share: of the runs (R, T) and of each
+    baseline, with the horizon in such times and the number of series. Errors: CpbkitError.
     """
     first, *others = runs.values()
     shared = [name for name in first if all(name in other for other in others)]
@@ -200,22 +264,16 @@ def compare_runs(runs: Mapping[str, Mapping[str, Losses]]) -> pd.DataFrame:
                 f"runs to compare must be judged on the same windows; those of {name} are "
                 + ", ".join(f"{len(one.times)} of {one.horizon} bars" for one in group)
             )
-        at = [np.searchsorted(one.times, times) for one in group]
-        parts[name] = group[0].at(at[0])
-        for model, one, rows in zip(models, group, at, strict=True):
-            model[name] = one.model[rows]
+        parts[name], *rest = [one.at(np.searchsorted(one.times, times)) for one in group]
+        for one in rest:
+            known = [each.baselines["persistence"] for each in (parts[name], one) if "persistence" in each.baselines]
+            if len(known) > 1 and np.abs(known[0] - known[1]).mean() > SAME_BARS * known[0].mean():
+                raise CpbkitError(f"runs to compare must be judged on the same bars; those of {name} move otherwise")
+        for model, one in zip(models, [parts[name], *rest], strict=True):
+            model[name] = one.model
     table, horizon = _means(parts, models)
-    lost, baselines = table[: len(runs)], dict(zip(_shared_baselines(parts), table[len(runs) :], strict=True))
-    best = min(baselines, key=lambda name: baselines[name].mean())
-    ratios = lost.mean(axis=1) / baselines[best].mean()
-    statistics, _ = metrics.cosine_test(lost - baselines[best], horizon)
-    enough = is_enough(lost.shape[1], horizon)
-    p = _corrected(lost - baselines[best], statistics, horizon) if enough else np.ones(len(runs))
-    p = np.where(statistics > 0, np.minimum(1, p * len(baselines)), p)
-    words = [word_of(q, 1 - ratio, 1 - ratio) if enough else TOO_FEW for q, ratio in zip(p, ratios, strict=True)]
-    told = {"verdict": words, "skill %": 100 * (1 - np.sqrt(ratios)), "t": statistics, "p": p}
-    about = {"against": best, "series": len(parts), "times": lost.shape[1]}
-    return pd.DataFrame({"run": list(runs), **told, **about}).sort_values("skill %", ascending=False, ignore_index=True)
+    baselines = dict(zip(_shared_baselines(parts), table[len(runs) :], strict=True))
+    return table[: len(runs)], baselines, horizon, len(parts)
 
 
 def _corrected(differences: np.ndarray, statistics: np.ndarray, horizon: int) -> np.ndarray:

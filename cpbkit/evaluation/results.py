@@ -17,6 +17,7 @@ class ResultLine:
     status: str  # done | sick (a value was not finite) | failed (never trained)
     reason: str = ""  # why the training ended, or why there is none
     test: dict[str, dict] = field(default_factory=dict)  # head -> Judgement.to_dict; `judgements` reads it
+    before: dict[str, dict] = field(default_factory=dict)  # of a refit: the same of the model before it
     synthetic: bool = False
     preset: str = ""
     parameters: int = 0

@@ -33,6 +33,7 @@ EARLIER_NAMES = {  # of fields, in ledgers of earlier versions
     "floor_rmse_by_horizon": "baseline_rmse_by_horizon",
     "floors": "baselines",
 }
+OLD = " (old weights)"  # ends the name of a head whose judgements are of the model before a refit
 FEE = 0.1  # basis points; a maker's fee on the cheapest markets is several times this
 
 
@@ -399,10 +400,14 @@ def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
 
 
 def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]:
-    """Read the judgements from lines of a ledger: {head: {series: Judgement}}; a line without any adds nothing."""
+    """Read the judgements from lines of a ledger: {head: {series: Judgement}}; a line without any adds nothing.
+
+    Of a refit the judgements of the models before it follow, on the same test windows, as heads of their own.
+    """
     found: dict[str, dict[str, Judgement]] = {}
     for line in results:
-        for head, raw in line.test.items():
+        before = {head + OLD: raw for head, raw in line.before.items()}
+        for head, raw in (line.test | before).items():
             found.setdefault(head, {})[line.series] = Judgement.from_dict(raw)
     return found
 

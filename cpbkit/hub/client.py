@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from huggingface_hub import HfApi, get_token
@@ -27,6 +28,14 @@ Answer = TypeVar("Answer")
 
 class HubError(CpbkitError):
     """The Hub, or a repository on it, that cannot be used as asked."""
+
+
+class Missing(HubError):
+    """A repository that is not there, or that the token may not see."""
+
+
+class Conflict(HubError):
+    """Another commit came first; what was to be written must be looked at again."""
 
 
 def connect(write: bool = False) -> HfApi:
@@ -70,13 +79,16 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
             if isinstance(error, LocalEntryNotFoundError):  # the Hub did not answer, and the cache has it not
                 reason = "the Hub does not answer"
             else:
-                raise HubError(f"{what}: it is not there, or it is private and the token may not see it") from None
+                kind = Missing if isinstance(error, RepositoryNotFoundError) else HubError
+                raise kind(f"{what}: it is not there, or it is private and the token may not see it") from None
         except HfHubHTTPError as error:
             code = error.response.status_code if error.response is not None else 0
             if code in (401, 403):
                 raise HubError(
                     f"{what}: the token may not do this (HTTP {code}). Take one with the right to write"
                 ) from None
+            if code == 412:
+                raise Conflict(f"{what}: another commit came first") from None
             if code not in BUSY:
                 raise HubError(f"{what}: the Hub answered HTTP {code}") from None
             reason = f"the Hub answered HTTP {code}"
@@ -90,3 +102,14 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
             log.info("%s: %s; try %d of %d", what, reason, attempt, TRIES)
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise HubError(f"{what}: {reason}, {TRIES} times. What was there is as it was; the same call goes on")
+
+
+def read(api: HfApi, repo: str, name: str, revision: str, limit: int, kind: str = "model") -> bytes:
+    """Download one file of a commit. Errors: HubError for one that is not there, or larger than the limit in bytes."""
+    what = f"loading {name} of {repo}"
+    found = ask(what, lambda: api.get_paths_info(repo, [name], revision=revision, repo_type=kind))
+    if not found:
+        raise HubError(f"{what}: it is not there")
+    if (size := getattr(found[0], "size", limit + 1)) > limit:
+        raise HubError(f"{what}: it has {size:,} bytes, more than the {limit:,} that one may have")
+    return Path(ask(what, lambda: api.hf_hub_download(repo, name, revision=revision, repo_type=kind))).read_bytes()

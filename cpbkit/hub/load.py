@@ -4,12 +4,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import meanings
 from cpbkit.foreign import Damaged
-from cpbkit.hub.client import HubError, ask, connect
+from cpbkit.hub.client import HubError, ask, connect, read
 from cpbkit.hub.publish import FORMAT, INDEX
 from cpbkit.runs.trained import TrainedModel
 
@@ -60,14 +59,7 @@ class Repository:
         return self._meanings.get(series, "")
 
     def _get(self, name: str, limit: int) -> bytes:
-        """Download one file of the revision. Errors: HubError for one that is not there, or larger than the limit."""
-        what = f"loading {name} of {self.repo}"
-        found = ask(what, lambda: self._api.get_paths_info(self.repo, [name], revision=self.revision))
-        if not found:
-            raise HubError(f"{what}: it is not there")
-        if (size := getattr(found[0], "size", limit + 1)) > limit:
-            raise HubError(f"{what}: it has {size:,} bytes, more than the {limit:,} that one may have")
-        return Path(ask(what, lambda: self._api.hf_hub_download(self.repo, name, revision=self.revision))).read_bytes()
+        return read(self._api, self.repo, name, self.revision, limit)
 
 
 def load(repo: str, revision: str | None = None) -> Repository:

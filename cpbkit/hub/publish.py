@@ -4,19 +4,21 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, SpaceCardData
+from huggingface_hub.utils import yaml_dump
 
-from cpbkit import __version__, atomic
-from cpbkit.config.experiment import to_json
+from cpbkit import __version__, atomic, foreign
+from cpbkit.config.experiment import to_json, vary
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
 from cpbkit.hub.client import HubError, ask, connect
-from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.folder import AUDIT, RunFolder
+from cpbkit.runs.sweep import fingerprint
 from cpbkit.runs.trained import Bars, TrainedModel
+from cpbkit.training import checkpoint
 from cpbkit.views.verdict import verdict_figure
 
 INDEX, FORMAT = "cpbkit.json", 1
@@ -44,32 +46,52 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     """
     run, out = RunFolder(folder), Path(out)
     experiment, results = run.experiment, _publishable(run, out)
+    models, audit = run.models(), run.audit()
+    if lost := [line.series for line in results if line.series not in models]:
+        raise HubError(f"the model of {lost[0]} is lost; the command that swept {run.folder} trains it anew")
+    experiment = vary(
+        experiment, files=experiment.data.files and (Path(experiment.data.files).name or "bars")
+    )  # never a path of this machine
     (out / "models").mkdir(parents=True, exist_ok=True)
     names = [line.series for line in results]
     sizes = {}
     for name in names:
-        source = run.folder / "models" / f"{name}.safetensors"
-        shutil.copyfile(source, out / "models" / source.name)
-        sizes[name] = hashlib.sha256(source.read_bytes()).hexdigest()
+        content = models[name]
+        if experiment.data.files:
+            weights, about = checkpoint.load(content)
+            about["experiment"]["data"]["files"] = experiment.data.files
+            content = checkpoint.save(weights, about)
+        atomic.write_bytes(out / "models" / f"{name}.safetensors", content)
+        sizes[name] = hashlib.sha256(content).hexdigest()
     kept = [dataclasses.replace(line, curve={}, mode="", seconds=0.0).to_json() for line in results]
     atomic.write_bytes(out / "results.jsonl", "".join(f"{line}\n" for line in kept).encode())
     atomic.write_bytes(out / "experiment.json", to_json(experiment).encode())
     index = {"format": FORMAT, "cpbkit": __version__, "run": run_id(folder), "models": sizes}
+    if audit:
+        text = json.dumps(audit, indent=2).encode()
+        atomic.write_bytes(out / AUDIT, text)
+        index["audit"] = hashlib.sha256(text).hexdigest()
+    (out / ".eval_results").mkdir()
+    atomic.write_bytes(out / ".eval_results" / "cpbkit.yaml", yaml_dump(_entries(repo, experiment, results)).encode())
     atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     atomic.write_bytes(out / "verdicts.png", verdict_figure(results).png())
-    atomic.write_bytes(out / "README.md", str(_card(repo, experiment, results)).encode())
+    atomic.write_bytes(out / "README.md", str(_card(repo, experiment, results, audit)).encode())
     return out
 
 
 def _publishable(run: RunFolder, out: Path) -> list[ResultLine]:
     """Return the lines of the finished models of a run. Errors: HubError where they or the folder may not be used."""
-    results = [line for line in run.results() if line.status == "done"]
+    results = [dataclasses.replace(line, before={}) for line in run.results() if line.status == "done"]
     if not results:
         raise HubError(f"{run.folder} has no finished model to publish")
     if made_up := [line.series for line in results if line.synthetic]:
         raise HubError(f"synthetic data cannot be published; {run.folder} has {len(made_up)} such series")
     if run.experiment.own_parts:
         raise HubError(f"own code cannot be published with a model: {', '.join(run.experiment.own_parts)}")
+    if failed := [
+        f"{name}: {told['check']}" for name, group in run.audit().items() for told in group if told["verdict"] == "FAIL"
+    ]:
+        raise HubError(f"a run whose audit failed cannot be published; {run.folder / AUDIT} says why ({failed[0]})")
     if out.exists() and any(out.iterdir()):
         raise HubError(f"{out} must be a new or an empty folder")
     return results
@@ -105,7 +127,20 @@ def run_id(folder: str | os.PathLike) -> str:
     return hashlib.sha256(to_json(RunFolder(folder).experiment).encode()).hexdigest()[:16]
 
 
-def _card(repo: str, experiment, results: list[ResultLine]) -> ModelCard:
+def _entries(repo: str, experiment, results: list[ResultLine]) -> list[dict]:
+    """Return the results in the Hub's format for benchmarks, whose data set here is the run's own record."""
+    return [
+        {
+            "dataset": {"id": f"{repo}-record", "task_id": f"{row['series']}-{row['head']}"},
+            "value": round(row["skill %"], 4),
+            "notes": f"skill in %, {row['verdict']} {row['best baseline']}; the test split of {experiment.data.source} "
+            f"bars from {experiment.data.start} to {experiment.data.end}",
+        }
+        for row in verdict_table(judgements(results)).to_dict("records")
+    ]
+
+
+def _card(repo: str, experiment, results: list[ResultLine], audit: dict) -> ModelCard:
     by_head = judgements(results)
     lines = [headline(verdicts(group), head) for head, group in by_head.items()]
     table = verdict_table(by_head)
@@ -153,7 +188,7 @@ print(cpb.load("{repo}")["{results[0].series}"].forecast())
 {len(results)} models of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
 {dates["train"][0]} to {dates["train"][1]} and tested on {dates["test"][0]} to {dates["test"][1]} (UTC), of
 {experiment.data.source} {experiment.data.market}. Each is held against the best naive forecast on its test split;
-p is corrected for all models of a head.
+p is corrected for all models of a head. {_say_audit(audit)}
 
 ## Use and limits
 
@@ -169,6 +204,12 @@ Passport: the files its bars came from, with their SHA-256. Made with cpbkit {__
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
+def _say_audit(audit: dict) -> str:
+    if not audit:
+        return "No audit for leaks of this run is known."
+    return f"An audit for leaks made {sum(map(len, audit.values()))} checks, of which none failed (`{AUDIT}`)."
+
+
 def _eval_result(experiment, row: dict) -> EvalResult:
     return EvalResult(
         task_type="time-series-forecasting",
@@ -182,13 +223,20 @@ def _eval_result(experiment, row: dict) -> EvalResult:
 
 
 def publish(
-    folder: str | os.PathLike, repo: str, content: str | Path, public: bool = False, kind: str = "model"
+    folder: str | os.PathLike,
+    repo: str,
+    content: str | Path,
+    public: bool = False,
+    kind: str = "model",
+    collection: str = "",
 ) -> Published:
     """Upload what `write_repository` or `write_space` wrote, as one commit: nothing is ever seen half published.
 
     kind: "model" or "space".
 
-    The repository is made private unless `public`. Errors: HubError with the remedy; for a repository of another run.
+    The repository is made private unless `public`. A refit may follow the run before it. collection: the title of one,
+    which is made where it is not there, for the repositories of several presets.
+    Errors: HubError with the remedy; for a repository of another run.
     """
     api, what = connect(write=True), f"publishing to {repo}"
     is_new = not ask(what, lambda: api.repo_exists(repo, repo_type=kind))
@@ -197,7 +245,10 @@ def publish(
     there = ask(what, lambda: api.list_repo_files(repo, repo_type=kind))
     if INDEX in there:
         path = ask(what, lambda: api.hf_hub_download(repo, INDEX, repo_type=kind))
-        if json.loads(Path(path).read_text()).get("run") != run_id(folder):
+        index = foreign.parse(Path(path).read_bytes(), {"run?": str, "models?": {"*": str}})
+        parent = RunFolder(folder).experiment.training.parent
+        follows = parent and fingerprint(index.get("models", {})) == parent
+        if index.get("run") != run_id(folder) and not follows:
             raise HubError(f"{repo} holds another run; publish to a new name, or delete it on the Hub first")
     elif not is_new and set(there) - {".gitattributes"}:  # the Hub itself puts a greeting into a new Space
         raise HubError(f"{repo} holds other files than a run of cpbkit; publish to a new name")
@@ -205,4 +256,11 @@ def publish(
     info = ask(
         what, lambda: api.upload_folder(repo_id=repo, folder_path=content, commit_message=message, repo_type=kind)
     )
+    if collection:
+        what, owner = f"adding {repo} to the collection {collection!r}", repo.partition("/")[0]
+        made = ask(what, lambda: api.create_collection(collection, namespace=owner, private=not public, exists_ok=True))
+        ask(
+            what,
+            lambda: api.add_collection_item(made.slug, repo, "space" if kind == "space" else "model", exists_ok=True),
+        )
     return Published(repo, f"{api.endpoint}/{'spaces/' * (kind == 'space')}{repo}", info.oid)

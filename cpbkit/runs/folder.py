@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     import pandas as pd
 
-EXPERIMENT, LEDGER, ABOUT = "experiment.json", "results.jsonl", "about.json"
+EXPERIMENT, LEDGER, ABOUT, AUDIT = "experiment.json", "results.jsonl", "about.json", "audit.json"
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
 OUT_OF_TIME = "the time is up"  # why a model stopped that a budget did not let finish
 SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
@@ -52,7 +52,15 @@ PLAN_FORM = {
 }
 STATUS_FORM = {"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float}
 HOLDER_FORM = {"pid": int, "host": str, "since": float}
-ABOUT_FORM = {"command?": str, "date?": str, "commit?": str, "machine?": dict, "versions?": dict, "starts?": [dict]}
+ABOUT_FORM = {
+    "command?": str,
+    "date?": str,
+    "commit?": str,
+    "parent?": str,
+    "machine?": dict,
+    "versions?": dict,
+    "starts?": [dict],
+}
 
 
 @dataclass(frozen=True)
@@ -274,6 +282,11 @@ class RunFolder:
         """Read the file of a trained model, or None where there is none that can be read."""
         return self._content(f"models/{series}.safetensors")
 
+    def models(self) -> dict[str, bytes]:
+        """Read the files of all models that are finished, by series."""
+        found = {line.series: self.model(line.series) for line in self.results() if line.status == "done"}
+        return {series: content for series, content in found.items() if content is not None}
+
     def _content(self, name: str, limit: int = LARGE) -> bytes | None:
         try:
             return foreign.read_bytes(self.folder, name, limit)
@@ -314,6 +327,16 @@ class RunFolder:
     def about(self) -> dict:
         """Read on what the last start ran, and `starts`, all of them; empty before the first."""
         return self._read(ABOUT, ABOUT_FORM)
+
+    def audit(self) -> dict[str, list[dict]]:
+        """Read what the last audit of the run found, by series; empty before one."""
+        return self._read(AUDIT, {"*": [{"check": str, "verdict": str, "evidence": str}]})
+
+    def keep_audit(self, found: Mapping[str, list[dict]]) -> None:
+        """Keep what an audit of the run found, by series, where the folder can be written to."""
+        if os.access(self.folder, os.W_OK):
+            foreign.refuse_links(self.folder, AUDIT)
+            atomic.write_bytes(self.folder / AUDIT, json.dumps(found, indent=2).encode())
 
     def tell(self, status: dict) -> None:
         """Leave word for `cpbkit status` of what the sweep is doing."""

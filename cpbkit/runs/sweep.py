@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import math
@@ -10,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from cpbkit import atomic
 from cpbkit.config import own
-from cpbkit.config.experiment import Experiment
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines, open_files
@@ -51,6 +53,7 @@ def sweep(
     workers: int | None = None,
     minutes: float | None = None,
     command: str = "",
+    parent: RunFolder | None = None,
     on_progress: Callable[[State], None] = lambda state: None,
 ) -> list[ResultLine]:
     """Train and judge every series of the experiment into a run folder; return the ledger.
@@ -58,12 +61,13 @@ def sweep(
     klines: gets the bars, `load_klines` by default.
     executor: processes (one per core or GPU; a single one is this process), local (this process), or a
     Ray cluster; "ray" is one of this machine. workers: processes at once; None takes what is there. minutes: a budget
-    from now. command: kept for the report.
+    from now. command: kept for the report. parent: the run of which this is a refit, see `plan_refit`.
     What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
     if isinstance(executor, str):
         check_name("executor", executor, ("processes", "local", "ray"))
+    parents = _read_parents(experiment, parent)
     deadline = None if minutes is None else time.time() + 60 * minutes
     if not experiment.series:  # of own files: all that is there
         found = open_files(experiment)
@@ -78,10 +82,11 @@ def sweep(
         tell = _teller(run, state, on_progress)
         if state.missing:
             try:
-                run.begin({"command": redact(command), **provenance.describe()})
+                origin = {"parent": str(parent.folder)} if parent else {}
+                run.begin({"command": redact(command), **origin, **provenance.describe()})
                 run.keep_sources(map(own.source, experiment.own_parts))
                 place = _place(executor, workers)
-                _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed)
+                _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed, parents)
             finally:
                 run.add_monitor(watch.frame())
                 run.add_clock(clock.take())
@@ -89,6 +94,62 @@ def sweep(
         else:
             tell("complete")
     return run.results()
+
+
+def plan_refit(parent: RunFolder, until: str, from_zero: bool = False) -> Experiment:
+    """Return the experiment of a run on bars up to a later day, begun from its weights unless `from_zero`.
+
+    Errors: RunError for a run without models, or one that has bars up to that day; CpbkitError for what is no day.
+    """
+    experiment, models = parent.experiment, parent.models()
+    if not models:
+        raise RunError(f"{parent.folder} has no finished model to go on from")
+    settings = {"end": until, "parent": _fingerprint(models), "warm_start": not from_zero}
+    later = vary(experiment, **settings, folds=1)  # the weights before it have seen earlier test periods
+    if experiment.data.end and until <= experiment.data.end:
+        raise RunError(f"a refit needs more bars than the run has, up to {experiment.data.end}; got until {until}")
+    return later
+
+
+def name_refit(parent: Path, until: str, from_zero: bool = False) -> Path:
+    """Return where a refit lies that has no folder of its own: beside the run before it."""
+    return parent.with_name(f"{parent.name}-until-{until}" + ("-from-zero" if from_zero else ""))
+
+
+def _fingerprint(models: Mapping[str, bytes]) -> str:
+    return fingerprint({series: hashlib.sha256(content).hexdigest() for series, content in models.items()})
+
+
+def fingerprint(models: Mapping[str, str]) -> str:
+    """Return what tells the models of a run from others; models: the SHA-256 of each file, by series."""
+    return hashlib.sha256(json.dumps(dict(sorted(models.items()))).encode()).hexdigest()
+
+
+def _read_parents(experiment: Experiment, parent: RunFolder | None) -> dict[str, bytes]:
+    """Return the models that a refit goes on from. Errors: RunError where they are not those that it began with."""
+    if not experiment.training.parent:
+        return {}
+    models = parent.models() if parent else {}
+    if _fingerprint(models) != experiment.training.parent:
+        raise RunError(
+            "a refit goes on from the models that it began with; "
+            + (f"those of {parent.folder} are others now" if parent else "name their run: `cpbkit refit RUN`")
+        )
+    return models
+
+
+def _find_seen(experiment: Experiment, series: Mapping[str, Series], parents: Mapping[str, bytes]) -> dict[str, str]:
+    """Say of which series the models before a refit have seen bars that it would be tested on."""
+    seen = {}
+    for name in series.keys() & parents.keys():
+        _, about = checkpoint.load(parents[name], {"dates": {"validation": (str, str)}})
+        known, first = (
+            about["dates"]["validation"][1],
+            split(series[name], experiment.task).dates(series[name])["test"][0],
+        )
+        if first <= known:
+            seen[name] = f"the weights before it have seen bars up to {known}, and its test would begin at {first}"
+    return seen
 
 
 def _look_over(run: RunFolder, state: State, watch: Monitor) -> dict[str, ResultLine]:
@@ -179,7 +240,7 @@ def _place(executor: str | executors.Ray, workers: int | None) -> Place:
     return Place(executor, 1 if executor == "local" else workers)
 
 
-def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> None:
+def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, parents) -> None:
     def note(text: str) -> None:
         """Tell what a person should know, and put it on the time line of the report."""
         state.watch.mark(text)
@@ -194,6 +255,9 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> N
     with clock("features"):
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
+        for name, why in _find_seen(state.experiment, series, parents).items():
+            failed[name] = why
+            del series[name]
         for line in state.results:
             one = series.get(line.series)
             if one and line.data_sha256 not in ("", data_sha256(one)):
@@ -214,7 +278,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before) -> N
         plan = place.settle(plan, len(series))
         _write_plan(run, plan)
         _tell_begin(state, plan, series)
-    units = _units(run, state, plan, series, deadline)
+    units = _units(run, state, plan, series, deadline, parents)
     with clock("training"):
         tell(f"training, {plan.reason}")  # said until a unit has something to note
         state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
@@ -301,7 +365,9 @@ def prepare(
     return series, failed
 
 
-def _units(run: RunFolder, state: State, plan: Plan, series: dict[str, Series], deadline: float | None) -> list[Unit]:
+def _units(
+    run: RunFolder, state: State, plan: Plan, series: dict[str, Series], deadline: float | None, parents
+) -> list[Unit]:
     """Return the units that hold a missing series, each with the checkpoint it goes on from."""
     here = [[name for name in names if name in series] for names in plan.units]
     missing = set(state.missing)
@@ -317,6 +383,7 @@ def _units(run: RunFolder, state: State, plan: Plan, series: dict[str, Series], 
                 checkpoint=run.checkpoint(name),
                 threads=count_cores() if experiment.training.pooled else 1,
                 deadline=deadline,
+                parents={n: parents[n] for n in names if n in parents},
                 turns=math.ceil((len(named) - i) / len(plan.devices)),
             )
         )

@@ -1,5 +1,7 @@
 """Trained models in use: from closed bars to the next ones, with the interval that held in the test split."""
 
+import functools
+import hashlib
 import html
 import math
 import os
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from cpbkit import foreign
 from cpbkit.config import own
-from cpbkit.config.experiment import Experiment, Task, from_dict
+from cpbkit.config.experiment import Experiment, Model, Task, from_dict
 from cpbkit.data import binance, files, synthetic
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
 from cpbkit.data.traces import Trace, read_trace
@@ -30,6 +32,7 @@ ABOUT = {  # of a model file, as `foreign.check` takes it
     **{"intervals?": {"*": dict}, "own?": {"*": str}},
 }
 LARGEST, DEEPEST = 16_384, 64  # sizes and layers of a network that is read from a file
+STALE = pd.Timedelta(days=2)  # after which the newest bars of a venue are the end of a listing; of long bars three
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
 Bars: TypeAlias = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
 
@@ -48,6 +51,7 @@ class Forecast:
     coverage: float | None  # share that it held in the test split
     verdict: str = ""  # what the test split said of this model, in a sentence
     synthetic: bool = False
+    seen: str = ""  # SHA-256 of the bars that the model saw, see `hash_bars`
 
     def to_dict(self) -> dict:
         """Return plain JSON types; times as `2025-03-01T00:00`, UTC."""
@@ -85,7 +89,7 @@ class TrainedModel:
     prediction_intervals: Mapping[str, Mapping] = field(default_factory=dict)  # head -> nominal, coverage, half_width
     verdict: str = ""
     synthetic: bool = False
-    about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprint of its bars
+    about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprints of its bars and of its file
 
     @classmethod
     def read(cls, content: bytes, verdict: str = "", trust_code: bool = False) -> "TrainedModel":
@@ -124,7 +128,8 @@ class TrainedModel:
                 about.get("intervals", {}),
                 verdict,
                 about["synthetic"],
-                {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256")},
+                {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256")}
+                | {"sha256": hashlib.sha256(content).hexdigest()},
             )
         except (foreign.Damaged, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"these bytes are no model of cpbkit: {error}") from error
@@ -153,12 +158,17 @@ def _check_weights(experiment: Experiment, weights: Mapping[str, Tensor]) -> Non
         )
     if own.is_own(model.name):
         return
-    with torch.device("meta"):  # shapes alone
-        want = {name: tuple(p.shape[1:]) for name, p in zoo.build(1, task, model).named_parameters()}
+    want = _shapes(task, model)
     got = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if got != want:
         odd = sorted(name for name in got.keys() | want.keys() if got.get(name) != want.get(name))
         raise RunError(f"these weights are not those of a {model.name} of width {model.width}: {', '.join(odd[:3])}")
+
+
+@functools.lru_cache(maxsize=16)  # the models of a run are alike
+def _shapes(task: Task, model: Model) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(p.shape[1:]) for name, p in zoo.build(1, task, model).named_parameters()}
 
 
 def _check_numbers(task: Task, scaler: Scaler, prediction_intervals: Mapping[str, Mapping]) -> None:
@@ -208,44 +218,97 @@ def forecast(
 
     bars: by series. Errors: DataError, with the rule, for bars that do not fit.
     """
-    now = now or pd.Timestamp.now("UTC")
+    models, now = list(models), now or pd.Timestamp.now("UTC")
+    return _predict(models, {model.series: _look(model, bars[model.series], now) for model in models})
+
+
+def forecast_able(
+    models: Sequence[TrainedModel], bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
+) -> tuple[dict[str, Forecast], dict[str, str]]:
+    """Forecast the series that can be, and say by series why the others cannot.
+
+    bars: by series; None fetches the newest ones. Errors: DataError where no series can be forecast.
+    """
+    now, trouble = now or pd.Timestamp.now("UTC"), {}
+    if fetched := bars is None:
+        try:
+            bars = newest_bars(models, now)
+        except binance.Incomplete as error:
+            bars, trouble = error.klines, dict(error.reasons)
+    seen = {}
+    for model in models:
+        if model.series not in bars:
+            trouble.setdefault(model.series, f"{model.series}: no bars of it were given")
+            continue
+        try:
+            seen[model.series] = series, _ = _look(model, bars[model.series], now)
+        except DataError as error:
+            trouble[model.series] = str(error)
+            continue
+        last, step = pd.Timestamp(series.times[-1], tz="UTC"), pd.Timedelta(seconds=series.step_seconds)
+        if fetched and now - last > max(STALE, 3 * step):
+            del seen[model.series]
+            trouble[model.series] = (
+                f"{model.series}: its newest bar is of {last:%Y-%m-%d %H:%M} UTC; is it still traded?"
+            )
+    if not seen:
+        raise DataError("no series can be forecast:\n  " + "\n  ".join(dict.fromkeys(trouble.values())))
+    return _predict([model for model in models if model.series in seen], seen), trouble
+
+
+def _predict(models: Iterable[TrainedModel], seen: Mapping[str, tuple[Series, str]]) -> dict[str, Forecast]:
+    """Forecast from what the models see, those of one experiment as one stack."""
     groups: dict[tuple, list[TrainedModel]] = {}
     for model in models:
         groups.setdefault((model.experiment.task, model.experiment.model), []).append(model)
     found = {}
     for group in groups.values():
-        columns = [_columns(model, bars[model.series], now) for model in group]
+        columns = [seen[model.series][0] for model in group]
         for model, series, y in zip(group, columns, _compute(group, columns), strict=True):
-            found[model.series] = _in_levels(model, series, y)
+            found[model.series] = _in_levels(model, series, y, seen[model.series][1])
     return found
 
 
-def _columns(model: TrainedModel, given: Bars, now: pd.Timestamp) -> Series:
-    """Return the columns of the given bars, of which the last `context` rows are what the model sees."""
+def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, str]:
+    """Return the columns of bars, whose last `context` rows are what the model sees, and the hash of those bars."""
     task = model.experiment.task
     if model.experiment.data.market == "network":
         trace = read_trace(given, model.series) if isinstance(given, str | os.PathLike) else given
         if not isinstance(trace, Trace):
             raise DataError(f"{model.series} was trained on a network trace; give a Trace or its file")
-        return _whole_context(from_trace(trace, task), task, len(trace.frame))
+        return _whole_context(from_trace(trace, task), task, len(trace.frame)), ""
     if model.experiment.data.source == "table":
         if not isinstance(given, pd.DataFrame):
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame")
-        return _whole_context(from_table(model.series, given, task.features, task.targets), task, len(given))
+        return _whole_context(from_table(model.series, given, task.features, task.targets), task, len(given)), ""
+    klines = closed_bars(model.series, given, now)
+    series = _whole_context(from_klines(klines, task), task, len(klines.frame))
+    return series, hash_bars(klines.frame.tail(task.context))
+
+
+def closed_bars(series: str, given: Bars, now: pd.Timestamp) -> Klines:
+    """Return bars as Klines, all of them closed and of the series. Errors: DataError with the rule."""
     if isinstance(given, str | os.PathLike):
-        klines = files.read_klines(given, model.series)
+        klines = files.read_klines(given, series)
     elif isinstance(given, pd.DataFrame):
-        klines = validate(given, model.series, source="given", now=now)
+        klines = validate(given, series, source="given", now=now)
     elif isinstance(given, Klines):
         klines = given
     else:
-        raise DataError(f"{model.series} was trained on bars; give Klines, a frame or a file of them")
-    if klines.passport.series != model.series:
-        raise DataError(f"bars must be of the model's series {model.series}; got {klines.passport.series}")
-    step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(model.series)[1]])
+        raise DataError(f"{series} was trained on bars; give Klines, a frame or a file of them")
+    if klines.passport.series != series:
+        raise DataError(f"bars must be of the model's series {series}; got {klines.passport.series}")
+    step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(series)[1]])
     if klines.passport.unfinished or klines.frame.index[-1] + step > now:
-        raise DataError(f"{model.series}: every bar must be closed by {now:%Y-%m-%d %H:%M} UTC; drop the last one")
-    return _whole_context(from_klines(klines, task), task, len(klines.frame))
+        raise DataError(f"{series}: every bar must be closed by {now:%Y-%m-%d %H:%M} UTC; drop the last one")
+    return klines
+
+
+def hash_bars(frame: pd.DataFrame) -> str:
+    """Return the SHA-256 of bars: their starts in seconds as 64-bit whole numbers, then open, high, low, close."""
+    starts = frame.index.tz_localize(None).to_numpy("datetime64[s]").astype("<i8")
+    prices = frame[["open", "high", "low", "close"]].to_numpy("<f8")
+    return hashlib.sha256(starts.tobytes() + np.ascontiguousarray(prices).tobytes()).hexdigest()
 
 
 def _whole_context(series: Series, task: Task, rows: int) -> Series:
@@ -281,7 +344,7 @@ def _compute(models: Sequence[TrainedModel], columns: Sequence[Series]) -> np.nd
     return y * (scale[..., None] if first.task.quantiles else scale)
 
 
-def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
+def _in_levels(model: TrainedModel, series: Series, y: np.ndarray, seen: str) -> Forecast:
     """Turn y (H, K) or (H, K, Q) of the last row into levels, prices where y is a log change, with their interval."""
     levels, every = model.experiment.task.quantiles, y
     y = median(y, model.experiment.task)
@@ -309,4 +372,5 @@ def _in_levels(model: TrainedModel, series: Series, y: np.ndarray) -> Forecast:
         coverage=known.get("coverage"),
         verdict=model.verdict,
         synthetic=model.synthetic,
+        seen=seen,
     )

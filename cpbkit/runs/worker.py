@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,15 +20,17 @@ from cpbkit.evaluation.conformal import judge_prediction_intervals, judge_quanti
 from cpbkit.evaluation.past import past_of
 from cpbkit.evaluation.pooled import losses_of, to_bytes
 from cpbkit.evaluation.results import ResultLine, Running
-from cpbkit.evaluation.verdicts import evidence, judge
+from cpbkit.evaluation.verdicts import OLD, evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
 from cpbkit.runs import stopping
 from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import OUT_OF_TIME
 from cpbkit.runs.plan import unit_name
+from cpbkit.runs.trained import TrainedModel
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import (
+    POOLED,
     Finished,
     Fit,
     assemble,
@@ -39,6 +41,7 @@ from cpbkit.training.loop import (
     median,
     persistence_losses,
 )
+from cpbkit.training.stack import Stack
 from cpbkit.windows.series import Series
 from cpbkit.windows.windows import Windows
 
@@ -61,6 +64,7 @@ class Unit:
     checkpoint: bytes | None = None  # go on from here
     deadline: float | None = None  # when it must be through, with its share of the time till then, seconds since 1970
     turns: int = 1  # it and the units after it that share that time
+    parents: Mapping[str, bytes] = field(default_factory=dict)  # of a refit: the models before it, by series
     tried: tuple[str, ...] = ()  # which larger units were tried before it, and how they ended
 
 
@@ -163,7 +167,8 @@ def _work(unit: Unit) -> Iterator[Message]:
     left = (unit.deadline - time.time()) / unit.turns if unit.deadline else math.inf
     enough, told = begun + TRAINED_SHARE * left, -math.inf
     with clock("build"):
-        windows, stack = assemble(experiment, unit.series, unit.device)
+        parents = {name: TrainedModel.read(content, trust_code=True) for name, content in unit.parents.items()}
+        windows, stack = _assemble(unit, parents)
         data = {series.name: data_sha256(series) for series in unit.series}
         known = data | {SETTINGS: hashlib.sha256(to_json(experiment).encode()).hexdigest()}
         resumed, why = None, "it is of other bars or settings than are there now"
@@ -171,7 +176,7 @@ def _work(unit: Unit) -> Iterator[Message]:
             resumed = unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, known)
         except RunError as error:
             why = str(error)
-            windows, stack = assemble(experiment, unit.series, unit.device)
+            windows, stack = _assemble(unit, parents)
         state = resumed or Fit(stack)
         everyone = list(range(len(windows.names)))
         persistence = _by_name(windows.names, persistence_losses(windows, everyone))
@@ -204,7 +209,7 @@ def _work(unit: Unit) -> Iterator[Message]:
                             mean=mean[folds[-1].name],
                             data_sha256=data[series.name],
                         )
-                        yield _result(unit, windows, series, folds, line)
+                        yield _result(unit, windows, series, folds, line, parents.get(series.name))
         now = time.monotonic()
         if len(stack) and (now - saved > pause or stopping.is_asked()):
             with clock("checkpoints"):
@@ -219,6 +224,15 @@ def _work(unit: Unit) -> Iterator[Message]:
             yield _progress(unit, state, persistence, samples, clock)
             told, samples = now, 0
     yield _progress(unit, state, persistence, samples, clock)
+
+
+def _assemble(unit: Unit, parents: Mapping[str, TrainedModel]) -> tuple[Windows, Stack]:
+    windows, stack = assemble(unit.experiment, unit.series, unit.device)
+    if unit.experiment.training.warm_start and parents:
+        weights = {name: parent.weights for name, parent in parents.items()}
+        # One model for all series is kept with each of them.
+        stack.begin_from({POOLED: next(iter(weights.values()))} if unit.experiment.training.pooled else weights)
+    return windows, stack
 
 
 def _by_name(names: Sequence[str], losses: dict[str, list[float]]) -> dict[str, dict[str, float]]:
@@ -238,10 +252,18 @@ def _progress(unit: Unit, state: Fit, persistence: dict[str, dict[str, float]], 
     return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
-def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished], line: ResultLine) -> Result:
+def _result(
+    unit: Unit,
+    windows: Windows,
+    series: Series,
+    folds: list[Finished],
+    line: ResultLine,
+    parent: TrainedModel | None = None,
+) -> Result:
     """Judge the finished models of a series, one for each fold, on their test splits, which are read nowhere else.
 
-    The last of them, which is trained on the newest bars, is the one that is kept.
+    The last of them, which is trained on the newest bars, is the one that is kept. Of a refit, which has one fold,
+    the model before it is judged beside it.
     """
     experiment, last = unit.experiment, folds[-1]
     places = [windows.names.index(piece) for piece in experiment.training.pieces(series.name)]
@@ -290,6 +312,12 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
     shown = {head: past_of(series, splits.test, head, parts[-1], halves[head]) for head, parts in gathered.items()}
     if levels := experiment.task.quantiles:
         line = dataclasses.replace(line, quantiles=judge_quantiles(series, splits, levels, told))
+    if parent:
+        old = _forecast_before(parent, windows, places[-1])
+        before = evidence(series, splits.test, old, splits.bounds["train"][1])
+        judged = {head: judge(**part, unit=series.unit, model=name).to_dict() for head, part in before.items()}
+        line = dataclasses.replace(line, before=judged)
+        losses |= {head + OLD: losses_of(series, splits.test, part, name) for head, part in before.items()}
     about = {
         "version": __version__,
         "torch": torch.__version__,
@@ -308,6 +336,15 @@ def _result(unit: Unit, windows: Windows, series: Series, folds: list[Finished],
         "data_sha256": line.data_sha256,
     }
     return Result(unit.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
+
+
+def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> np.ndarray:
+    """Return what the model before a refit forecasts of the test windows, scaled as it was trained: (W, H, K)."""
+    one, task = parent.experiment, parent.experiment.task
+    dtype = windows.inputs.dtype
+    own_scale = Windows([windows.series[m]], task, windows.device, dtype, [windows.splits[m]], [parent.scaler])
+    net = zoo.restore(task, one.model, parent.weights).to(windows.device)
+    return median(forecast(net, own_scale, "test", [0])[0], task)
 
 
 def data_sha256(series: Series) -> str:

@@ -1,6 +1,6 @@
 """Models trained together: all weights are the rows of one matrix, row m is model m."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,14 @@ class Stack:
         series = self.training.of_row(name)[0].partition("~")[0]  # all folds of a series begin alike
         torch.manual_seed(derive_seed("weights", self.training.seed, series))
         return [parameter.detach().flatten() for parameter in build(1).parameters()]
+
+    def begin_from(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Let the rows of some series begin from weights that are there, by the names that `export` gives them."""
+        for row, name in zip(self.weights, self.names, strict=True):
+            known = weights.get(self.training.of_row(name)[0], {})
+            for leaf, _, offset, length in self.layout if known else ():
+                row[offset : offset + length] = known[leaf].flatten()
+        self.table["best"].copy_(self.weights)
 
     def settings(self, name: str) -> list[float]:
         """Return a setting of each row; rows of one series differ in what is searched."""

@@ -82,7 +82,7 @@ def write_report(
         style=Markup(STYLE),
         left_out=left_out,
         parts=_parts(run, few, judged),
-        **_header(run.folder, experiment, results),
+        **_header(run.folder, experiment, results, about.get("parent", "")),
         **_verdicts(run, results, judged),
         **_intervals(few),
         **_training(experiment, results, few, monitor, left_out),
@@ -131,7 +131,7 @@ def _chosen(
     )
 
 
-def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine]) -> dict:
+def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine], parent: str) -> dict:
     finished = {line.series for line in results}
     names = list(dict.fromkeys([*experiment.series, *finished]))
     missing = [label(name) for name in names if name not in finished]
@@ -144,6 +144,9 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine])
         f"{data.start or '…'} to {data.end or '…'}",
         *(f"{size:,} parameters a model" for size in sizes),
     ]
+    if parent:
+        begun = "from its weights" if experiment.training.warm_start else "from drawn weights"
+        facts.append(f"a refit of {Path(parent).name}, begun {begun}")
     unfinished = [f"Not finished yet: {', '.join(missing[:40])}{more}"] if missing else []
     unfinished.append(tell_stopped(results))
     return {

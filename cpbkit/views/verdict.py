@@ -32,7 +32,9 @@ from cpbkit.views.style import (
     name_ends,
 )
 
-if TYPE_CHECKING:  # both load torch, which drawing does not need
+if TYPE_CHECKING:  # two of them load torch, which drawing does not need
+    import pandas as pd
+
     from cpbkit.evaluation.training_checks import Check
     from cpbkit.windows.series import Series
 
@@ -99,6 +101,45 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     bars = counted(ahead.pop(), "bar") if len(ahead) == 1 else "several bars"
     against = baselines.pop() if len(baselines) == 1 else "the best naive forecast"
     axes.set_title(f"{head}, {bars} ahead  ·  skill against {against}, %", x=-78 / (axes.bbox.width), pad=10)
+
+
+@look()
+def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
+    """Draw the skill of each run with its interval, and beside it by how much it beats each other one, a row a head."""
+    heads = list(dict.fromkeys(runs["head"])) if len(runs) else []
+    rows = max((len(runs[runs["head"] == head]) for head in heads), default=1)
+    height = 26 * rows
+    figure = Picture(WIDTH, 76 + max(1, len(heads)) * (height + 84))
+    for i, head in enumerate(heads):
+        table, top = runs[runs["head"] == head], 116 + i * (height + 84)
+        names, order = list(table["run"]), range(rows)
+        skills = figure.add_axes(figure.box(190, top, 420, height))
+        skills.axvline(0, color=INK, lw=1.2)
+        for y, row in zip(order, table.to_dict("records"), strict=False):
+            colour = COLOURS[row["verdict"]]
+            skills.plot([row["low %"], row["high %"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
+            skills.plot(row["skill %"], y, "o", color=colour, ms=6)
+        skills.set(ylim=(rows - 0.4, -0.6))
+        skills.set_yticks(order[: len(names)], [textwrap.shorten(name, 26, placeholder="…") for name in names], size=8)
+        skills.grid(axis="x")
+        skills.spines["left"].set_visible(False)
+        skills.set_title(f"{head}: skill against {table['against'].iloc[0]}, %", pad=10)
+        matrix = figure.add_axes(figure.box(690, top, 520, height))
+        for row in pairs[pairs["head"] == head].to_dict("records"):
+            at, colour = (names.index(row["other"]), names.index(row["run"])), COLOURS[row["verdict"]]
+            weight = "bold" if row["verdict"] == "BEATS" else "normal"
+            said = f"{row['skill %']:+.2f}".replace("-", "−")
+            matrix.text(*at, said, color=colour, weight=weight, ha="center", va="center", size=8.5)
+        matrix.set(xlim=(-0.5, len(names) - 0.5), ylim=(rows - 0.4, -0.6))
+        matrix.set_yticks([])
+        matrix.set_xticks(range(len(names)), [textwrap.shorten(name, 14, placeholder="…") for name in names], size=8)
+        matrix.spines[["left", "bottom"]].set_visible(False)
+        matrix.set_title("skill of the run of the row against that of the column, %; green: BEATS", pad=10)
+    differ = int((pairs["verdict"] == "BEATS").sum()) if len(pairs) else 0
+    beat = int((runs["verdict"] == "BEATS").sum()) if len(runs) else 0
+    title = f"{beat} of {counted(len(runs), 'run')} beat the best naive forecast; {differ} of {len(pairs)} pairs differ"
+    figure.head(title, "over all series, 95 % intervals; words corrected for all runs, and for all pairs")
+    return figure
 
 
 @look()

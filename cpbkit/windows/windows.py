@@ -39,11 +39,12 @@ class Windows:
         device: torch.device,
         dtype: torch.dtype,
         splits: Sequence[Splits] | None = None,
+        scalers: Sequence[Scaler] | None = None,
     ):
         self.series, self.task, self.device = list(series), task, torch.device(device)
         self.names = [one.name for one in self.series]  # of what a model can be trained on, in the order of `origins`
         self.splits = [split(s, task) for s in self.series] if splits is None else list(splits)
-        self.scalers = [Scaler.fit(s, p, task) for s, p in zip(self.series, self.splits, strict=True)]
+        self.scalers = [Scaler.fit(s, p, task) for s, p in self._pairs()] if scalers is None else list(scalers)
 
         def put(tables: list[np.ndarray]) -> torch.Tensor:
             return torch.as_tensor(np.concatenate(tables), dtype=dtype, device=self.device)
