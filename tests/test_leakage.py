@@ -213,7 +213,7 @@ def judged_twin(bars, forecaster):
     return judge
 
 
-def test_skill_on_placebo_twins_is_found(bars):
+def test_skill_on_placebos_is_found(bars):
     caught = leakage.check_placebo(judged_twin(bars, peeking(0.3)), 4)
     assert caught.verdict == "FAIL" and caught.evidence.startswith("4 of 4 placebos beaten")
     honest = leakage.check_placebo(judged_twin(bars, leakage.ridge_forecaster), 4, real=0.5)
@@ -284,7 +284,7 @@ def test_the_whole_audit(bars, monkeypatch):
     assert cheat["the making of features knows no future"] == cheat["scaler and windows know no future"] == "OK"
 
 
-def test_every_head_has_its_twins_and_a_skill_that_no_market_gives_is_an_alarm(bars, monkeypatch):
+def test_every_head_has_its_placebos_and_a_skill_that_no_market_gives_is_an_alarm(bars, monkeypatch):
     monkeypatch.setattr(leakage, "check_calibration", lambda: [])
     real = dataclasses.replace(bars, passport=dataclasses.replace(bars.passport, synthetic=False))
     task = dataclasses.replace(TASK, targets=("close", "bb_upper"), target_weights=(1.0, 1.0))

@@ -50,7 +50,7 @@ SMALL = {
     "05_verdict": (
         """
         source, symbols, intervals = "synthetic", ("BTCUSDT", "ETHUSDT"), ("1h",)
-        start, end, epochs, epochs_again, twins, refits, seeds = "2025-01-01", "2025-01-31", 1, 1, 2, 2, 2
+        start, end, epochs, epochs_again, placebos, refits, seeds = "2025-01-01", "2025-01-31", 1, 1, 2, 2, 2
         """,
         5,
     ),
