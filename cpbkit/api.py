@@ -32,6 +32,7 @@ from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
     Verdict,
+    advise,
     headline,
     judgements,
     meanings,
@@ -116,6 +117,7 @@ class Run:
         by_head = judgements(line for line in self.results if line.status == "done")
         lost = len(self.results) - sum(line.status == "done" for line in self.results)
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
+        lines += filter(None, (advise(group, head) for head, group in by_head.items()))
         losses, _ = gather([line.series for line in self.results if line.test], self._folder.losses)
         lines += say_all(losses).values()
         lines += say_quantiles(self.results).values()

@@ -26,6 +26,7 @@ EXTRAS = {
     "yfinance": "yahoo",
     "ray": "ray",
     "arch": "garch",
+    "chronos": "zeroshot",
     "jupyterlab": "notebooks",
     "bokeh": "page",
     "starlette": "serve",

@@ -72,6 +72,9 @@ def demo(folder):
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
 @click.option("--folds", type=click.IntRange(1), help="Test periods, each with models trained up to it.  [default: 1]")
+@click.option(
+    "--zero-shot", metavar="MODEL", help="Also hold against a Chronos model: a folder, or its name on the Hub."
+)
 @click.option("--pooled", is_flag=True, default=None, help="One model for all series, judged on each of them.")
 @click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")
 @click.option("--gpus", type=float, default=1.0, show_default=True, help="GPUs a stack takes on the cluster.")
@@ -245,7 +248,7 @@ def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
     """Show the verdict on every series of a run, the best first, and two lines per head: each, and all at once."""
     from cpbkit.evaluation.conformal import say_quantiles
     from cpbkit.evaluation.pooled import gather, pool, say_all
-    from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
+    from cpbkit.evaluation.verdicts import advise, headline, judgements, verdict_table, verdicts
     from cpbkit.runs.folder import RunFolder, tell_stopped
 
     lost = [line for line in results if line.status != "done"]
@@ -261,6 +264,7 @@ def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
         trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
     together = {head: pool(parts) for head, parts in losses.items()}
     heads |= say_all(losses)
+    heads |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
     heads |= say_quantiles(results)
     document = {
         "run": str(folder),

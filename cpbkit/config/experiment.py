@@ -79,6 +79,7 @@ class Task:
     ranges: tuple[tuple[str, float, float], ...] = ()  # declared (column, lowest, highest), which becomes 0..1
     clip_ranges: bool = True  # inputs outside their declared range count as its end
     loss: str = "mse"  # mse | mae | module:name of a function (forecast, truth), both (..., H, K) -> (...)
+    zero_shot: str = ""  # folder or Hub name of a Chronos model, which stands among the naive forecasts to beat
     quantiles: tuple[float, ...] = ()  # such as 0.05, 0.5, 0.95: forecast instead of a number each, by the pinball loss
     # Windows whose next row has `column` above a bound, the first that holds; both act on training alone.
     weights: tuple[tuple[str, float, float], ...] = ()  # (column, bound, weight in the loss relative to the others)

@@ -3,6 +3,7 @@
 N windows (oldest first), H horizon, K targets of one head.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
@@ -263,14 +264,24 @@ def judge_heads(
     return {head: judge(**part, unit=series.unit, model=model) for head, part in found.items()}
 
 
-def evidence(series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int) -> dict[str, dict]:
-    """Return what `judge` asks for, by head, but for the unit and the model."""
+def evidence(
+    series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int, pretrained: str = ""
+) -> dict[str, dict]:
+    """Return what `judge` asks for, by head, but for the unit and the model.
+
+    pretrained: a Chronos model that stands among the naive forecasts.
+    """
     horizon, found = forecast.shape[1], {}
     rows = np.arange(train_end - 1)
     rows = rows[series.segment[rows] == series.segment[rows + 1]]
     for head in dict.fromkeys(series.heads):
         columns = [k for k, owner in enumerate(series.heads) if owner == head]
         naive, notes = baselines.forecasts(series, head, origins, horizon, train_end)
+        if pretrained:
+            from cpbkit.evaluation import zero_shot  # needs torch
+
+            naive[zero_shot.name_of(pretrained)] = zero_shot.forecast(pretrained, series, columns, origins, horizon)
+            notes = (*notes, zero_shot.say_dates(pretrained, series, origins))
         close = [i for i, k in enumerate(columns) if series.targets[k] == "close"]
         found[head] = {
             "truth": series.truth(origins, horizon)[..., columns],
@@ -397,6 +408,16 @@ def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
     line += f"; {count[TIES]} {tie}; {count[LOSES]} {lose}"
     line += f"; {count[TOO_FEW]} with too few windows to tell" if count[TOO_FEW] else ""
     return line + (f"; {unjudged} could not be judged" if unjudged else "")
+
+
+def advise(judged: Mapping[str, Judgement], head: str) -> str:
+    """Say what to take where no model of a head is better than what needs no training; empty where one is."""
+    if any(v.word in (BEATS, TOO_FEW) for v in verdicts(judged).values()):
+        return ""
+    best = collections.Counter(j.best_baseline for j in judged.values()).most_common(1)[0][0]
+    if best in baselines.BASELINES:
+        return f"no model of the {head} is worth its training: take the naive one, mostly {best}"
+    return f"no model of the {head} is worth its training: download {best}, don't train"
 
 
 def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]:
