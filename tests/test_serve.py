@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import serve as bench
 from cpbkit.errors import SourceError
 from cpbkit.runs import trained
 from cpbkit.serve import server as serving
@@ -220,3 +221,14 @@ def test_a_browser_shows_the_live_page(port, visit):
     page.locator("#next canvas").first.wait_for()
     assert page.locator("#verdict").inner_text() and page.locator("#note").inner_text() == ""
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_the_benchmark_of_the_server_counts_answers(port):
+    rounds = [bench.load(port, 0.3) for _ in range(2)]
+    side = bench.summary(rounds, 0.3)
+    assert side["low"] <= side["rate"] <= side["high"] and side["rate"] == pytest.approx(sum(map(len, rounds)) / 0.6)
+    assert 0 < side["p50_ms"] <= side["p99_ms"] and len(bench.first(port)) > 10_000
+    shown = bench.render({"clients": 8, "bytes": 1, "sides": {"page": side, "bare": side}})
+    assert shown[1].startswith(f"a kept forecast: {side['rate']:.0f} a second") and shown[-1].endswith(
+        "leaves 1.00 of the library's rate"
+    )
