@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 
+from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, DataError, UnknownName
@@ -183,3 +185,28 @@ def test_published_cells_of_etth1(cell):
         assert (found.errors_dropped.mse, found.errors_dropped.mae) == pytest.approx((mse, mae), rel=near)
     else:
         assert (round(found.errors_dropped.mse, 3), round(found.errors_dropped.mae, 3)) == (mse, mae)
+
+
+@pytest.mark.parametrize("times", ["MS", "B", "jitter"])
+def test_uneven_times_are_told_with_what_to_do(times):
+    index = pd.date_range("2000-01-01", periods=300, freq="D" if times == "jitter" else times)
+    if times == "jitter":
+        index += pd.to_timedelta(np.random.default_rng(0).integers(0, 3600, 300), unit="s")
+    frame = pd.DataFrame({"load": np.arange(300.0)}, index=index)
+    with pytest.raises(DataError, match=r"times must be evenly apart; \d+ steps of 300 rows .* --slide-over-gaps"):
+        run_series(frame, "t", plan("persistence", frame), (180, 60, 60))
+    assert run_series(frame, "t", plan("persistence", frame), (180, 60, 60), slide_over_gaps=True).windows["test"]
+
+
+def test_a_missing_value_is_told_with_its_place_and_can_be_left_out(tmp_path):
+    frame = pd.DataFrame({"a": np.arange(300.0), "b": np.arange(300.0)}, pd.date_range("2025", periods=300, freq="h"))
+    frame.iloc[17, 1] = np.nan
+    with pytest.raises(
+        DataError, match=r"others in 1 of 300 rows, the first in b at 2025-01-01 17:00:00.*--drop-missing"
+    ):
+        run_series(frame, "t", plan("persistence", frame), (180, 60, 60))
+    frame.rename_axis("time").to_csv(tmp_path / "t.csv")
+    wish = ["series", tmp_path / "t.csv", "--model", "persistence", "--context", "8", "--horizon", "2"]
+    assert "--drop-missing" in CliRunner().invoke(cpbkit, list(map(str, wish))).output
+    shown = CliRunner().invoke(cpbkit, [*map(str, wish), "--drop-missing"])
+    assert shown.exit_code == 0 and "no window crosses one of the 1 gaps" in shown.output

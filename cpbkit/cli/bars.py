@@ -313,6 +313,9 @@ _cache_command("remove", "Remove files, and list them.")
 @click.option(
     "--drop-last", type=click.IntRange(0), default=0, help="Also without the last incomplete batch of this size."
 )
+@click.option(
+    "--drop-missing", is_flag=True, help="Leave out rows with a missing value; no window crosses their place."
+)
 @click.option("--slide-over-gaps", is_flag=True, help="Take rows as even steps, whatever their times.")
 @change_settings
 @as_json
@@ -328,6 +331,7 @@ def series(
     test,
     scale,
     drop_last,
+    drop_missing,
     slide_over_gaps,
     settings,
     epochs,
@@ -338,6 +342,8 @@ def series(
     from cpbkit.runs.table import plan_series, run_series
 
     table = read_table(file, time, columns)
+    if drop_missing:
+        table = table.dropna()
     tenth = len(table) // 10
     settings = merge_settings(settings, epochs=epochs)
     experiment = plan_series(model, table.columns, context, horizon, scale, settings)

@@ -114,9 +114,14 @@ def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets:
     for column in (*features, *targets):
         check_name("column", column, table.columns)
     values = table[list(dict.fromkeys([*features, *targets]))]
-    if not np.isfinite(values.to_numpy(np.float64)).all():
-        bad = [c for c in values if not np.isfinite(values[c].to_numpy(np.float64)).all()]
-        raise DataError(f"every value must be finite; {name} has others in {', '.join(bad)}. Fill or drop those rows")
+    finite = np.isfinite(values.to_numpy(np.float64))
+    if not finite.all():
+        (row, column), bad = np.argwhere(~finite)[0], np.sum(~finite.all(axis=1))
+        raise DataError(
+            f"every value must be finite; {name} has others in {bad} of {len(values)} rows, the first in "
+            f"{values.columns[column]} at {values.index[row]}. Left out, no window crosses their place: "
+            "--drop-missing, in Python frame.dropna()"
+        )
     if isinstance(table.index, pd.DatetimeIndex):
         times = table.index.tz_localize(None).to_numpy("datetime64[ns]")
     else:

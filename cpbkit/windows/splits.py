@@ -90,6 +90,13 @@ def _splits(series: Series, task: Task, bounds: dict[str, tuple[int, int]], reac
     parts = {name: origins(series, task.context, task.horizon, *rows, reach_back) for name, rows in bounds.items()}
     for name, rows in parts.items():
         if len(rows) < MIN_WINDOWS:
+            runs = np.bincount(series.segment)
+            if series.unit != "bp" and runs.max() < task.context + task.horizon <= len(series):
+                raise DataError(
+                    f"{series.name}: times must be evenly apart; {len(runs) - 1} steps of {len(series)} rows differ "
+                    "from the usual one, as months, business days or jittered clocks do. Take the rows "
+                    "as even steps: --slide-over-gaps, in Python frame.reset_index(drop=True)"
+                )
             raise DataError(
                 f"{series.name}: the {name} split needs at least {MIN_WINDOWS} windows of {task.context} + "
                 f"{task.horizon} bars without a gap; got {len(rows)} from {len(series)} bars. Ask for a longer range "
