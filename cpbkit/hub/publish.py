@@ -49,9 +49,8 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     models, audit = run.models(), run.audit()
     if lost := [line.series for line in results if line.series not in models]:
         raise HubError(f"the model of {lost[0]} is lost; the command that swept {run.folder} trains it anew")
-    experiment = vary(
-        experiment, files=experiment.data.files and (Path(experiment.data.files).name or "bars")
-    )  # never a path of this machine
+    if experiment.data.files:  # never a path of this machine
+        experiment = vary(experiment, files=Path(experiment.data.files).name or "bars")
     (out / "models").mkdir(parents=True, exist_ok=True)
     names = [line.series for line in results]
     sizes = {}
