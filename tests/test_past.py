@@ -1,6 +1,9 @@
 """The last forecasts of a test split: what is kept is what was forecast, and what is said of a day is no bar."""
 
+import dataclasses
+
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import walk
 
@@ -46,3 +49,14 @@ def test_a_day_is_told_by_its_errors_alone(kept):
     assert row["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-5)
     assert row["persistence"] == pytest.approx(np.sqrt(np.mean(one.truth[day, 1].astype(float) ** 2)), rel=1e-5)
     assert row["inside"] == pytest.approx(np.mean(np.abs(error) <= 0.02))
+
+
+def test_of_long_bars_several_days_are_told_as_one_and_never_a_single_bar(kept):
+    _, _, _, one = kept
+    times = (one.times[0] // 86_400_000 + np.arange(len(one.times))) * 86_400_000
+    table = dataclasses.replace(one, times=times, step_seconds=86_400.0).by_day()
+    days = pd.to_datetime(table[table["ahead"] == 1]["day"]).diff().dropna().dt.days
+    assert (days == past.TOGETHER).all() and len(table) >= 2 * (past.LAST // past.TOGETHER - 1)
+    few = slice(0, past.LEAST - 1)
+    cut = {name: getattr(one, name)[few] for name in ("times", "last", "forecast", "truth", "half")}
+    assert dataclasses.replace(one, **cut).by_day().empty

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ if TYPE_CHECKING:  # windows needs torch
     from cpbkit.windows.series import Series
 
 LAST = 500  # windows
+TOGETHER, LEAST = 24, 8  # windows whose errors are told as one, and fewest of a day that is told at all
 log = logging.getLogger(__name__)
 MARK = "/past "  # in the name of an array, between its head and what it is
 
@@ -40,9 +42,10 @@ class Past:
     def by_day(self) -> pd.DataFrame:
         """Say how large the errors were: a row per UTC day and step, with `rmse`, `persistence` and the share `inside`.
 
-        From these nobody can tell what a bar was.
+        Of long bars a row is of as many days as hold TOGETHER, so that nobody can tell what a bar was.
         """
-        day = np.repeat(self.times // 86_400_000, len(self.ahead))
+        days = max(1, math.ceil(TOGETHER * self.step_seconds / 86_400))
+        day = np.repeat(self.times // (days * 86_400_000) * days, len(self.ahead))
         error = (self.truth - self.forecast).ravel()
         frame = pd.DataFrame(
             {
@@ -53,7 +56,8 @@ class Past:
                 "inside": np.abs(error) <= self.half.ravel(),
             }
         )
-        table = frame.groupby(["ahead", "day"]).agg({"rmse": "mean", "persistence": "mean", "inside": "mean"})
+        groups = frame.groupby(["ahead", "day"])
+        table = groups[["rmse", "persistence", "inside"]].mean()[groups.size() >= LEAST]
         return table.assign(rmse=np.sqrt(table["rmse"]), persistence=np.sqrt(table["persistence"])).reset_index()
 
 

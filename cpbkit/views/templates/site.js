@@ -160,8 +160,8 @@ async function drawNext(told) {
 async function drawPast(told) {
   const figure = byId("past");
   const one = Object.values(told.past)[0];
-  figure.hidden = !one;
-  if (!one) return;
+  figure.hidden = !one?.time[0].length;
+  if (figure.hidden) return;
   const ahead = byId("ahead");
   const step = Math.max(0, one.ahead.indexOf(Number(ahead.value)));
   ahead.replaceChildren(...one.ahead.map((bars) => new Option(`${bars} bar${bars > 1 ? "s" : ""} ahead`, bars)));
@@ -173,10 +173,10 @@ async function drawPast(told) {
   if (one.rmse) {
     const data = { rmse: one.rmse[step], persistence: one.persistence[step] };
     caption.textContent =
-      `Past forecasts against what happened, on the test bars: the error of each day, ${one.unit}, ` +
+      `Past forecasts against what happened, on the test bars: the error of each day or more, ${one.unit}, ` +
       "blue; that of forecasting no change, dashed.";
     const worse = data.rmse.filter((error, i) => error > data.persistence[i]).length;
-    await draw(place, 260, `${spoken}: the error was smaller on ${x.length - worse} of ${x.length} days`, (plot) => {
+    await draw(place, 260, `${spoken}: the error was smaller on ${x.length - worse} of ${x.length} points`, (plot) => {
       const field = withBand(plot, x, data, "rmse");
       plot.line({ ...field("persistence"), line_color: colour("orange"), line_dash: "dashed" });
     });
