@@ -24,6 +24,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "presets": "api",
     "sweep": "api",
     "watch": "gpu_check.watch",
+    "workspace": "runs.workspace",
 }
 __all__ = [*_DOOR]
 

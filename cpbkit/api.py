@@ -48,6 +48,7 @@ from cpbkit.runs.sweep import name_refit, plan_refit
 from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
+from cpbkit.runs.workspace import Workspace
 from cpbkit.windows.series import Series, from_klines, from_table
 from cpbkit.windows.splits import folds, split
 
@@ -109,6 +110,14 @@ class Run:
             except RunError as error:
                 raise RunError(f"the model of {name} in {self.folder} cannot be used: {error}") from None
         return found
+
+    def stop(self, *series: str, after_epoch: bool = False) -> None:
+        """Ask the sweep that works on this run, wherever it is, to end after a checkpoint; the same call goes on.
+
+        series: only their models end, with the running epoch, and are judged as they are. after_epoch: all do.
+        Errors: RunError where nobody works on it; UnknownName.
+        """
+        self._folder.stop(self.series if after_epoch else series)
 
     def verdicts(self) -> "Verdicts":
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
@@ -450,7 +459,7 @@ def sweep(
     folder: str | os.PathLike | None = None,
     data: Mapping[str, Bars] | None = None,
     quiet: bool = False,
-    runs: str | os.PathLike = "runs",
+    runs: str | os.PathLike | Workspace = "runs",
     **given,
 ) -> Run:
     """Train and judge a model for every series, and return the run; stopped at any moment, the same call goes on.
@@ -458,22 +467,29 @@ def sweep(
     preset: a name of `presets()`, the file of an own one (JSON, as the `experiment.json` of a run, or TOML), or an
     Experiment.
     folder: of the run; by default one in `runs`, named after the settings, so that a change begins a new run and a
-    repeat finds the old one. data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any
-    tables, `{"load": frame}`, whose columns of numbers are all forecast unless `targets` names some; they count as
-    settings. `files="bars/"` takes bars of files in any usual layout. given: settings by their flat name (symbols,
-    intervals, start, end, epochs, ...; without days the last twelve months, said first), and what says where it runs:
-    executor ("processes", "local" or a `Ray` cluster), workers, minutes.
-    `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
+    repeat finds the old one; a `workspace()` also keeps it elsewhere, and finds it there.
+    data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any tables, `{"load": frame}`,
+    whose columns of numbers are all forecast unless `targets` names some; they count as settings. `files="bars/"`
+    takes bars of files in any usual layout. given: settings by their flat name (symbols, intervals, start, end,
+    epochs, ...; without days the last twelve months, said first), and what says where it runs: executor ("processes",
+    "local" or a `Ray` cluster), workers, minutes. `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by
+    side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
     place: dict[str, Any] = {name: given.pop(name) for name in ("executor", "workers", "minutes") if name in given}
     experiment, own, bars = _settle(preset, data, given)
-    folder = Path(folder or Path(runs) / name_run(experiment, own))
+    folder = Path(folder or _place(runs, name_run(experiment, own)))
     if not quiet:
         from cpbkit.views.live import live
 
-        place["on_progress"] = live(experiment, folder.name)
-    run_sweep(experiment, folder, klines=bars, **place)
+        place["on_progress"] = live(experiment, folder.name, Run(folder).stop)
+    try:
+        run_sweep(experiment, folder, klines=bars, **place)
+    except KeyboardInterrupt:  # of a person, who need not read where in the kit it was
+        raise KeyboardInterrupt("stopped; the same call goes on from what is done") from None
+    finally:
+        if isinstance(runs, Workspace):
+            runs.keep()
     return Run(folder, trust_code=True)  # its own parts are those that were just named
 
 
@@ -481,7 +497,7 @@ def find_run(
     preset: str | os.PathLike | Experiment = "quick",
     *,
     data: Mapping[str, Bars] | None = None,
-    runs: str | os.PathLike = "runs",
+    runs: str | os.PathLike | Workspace = "runs",
     **given,
 ) -> Run | None:
     """Open the run that `sweep` keeps for these settings, finished or not, and train nothing; None where there is none.
@@ -490,7 +506,7 @@ def find_run(
     """
     place = ("executor", "workers", "minutes", "quiet")
     experiment, own, _ = _settle(preset, data, {name: value for name, value in given.items() if name not in place})
-    folder = Path(runs) / name_run(experiment, own)
+    folder = _place(runs, name_run(experiment, own))
     return open_run(folder, trust_code=True) if (folder / "experiment.json").exists() else None
 
 
@@ -503,6 +519,10 @@ def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HOR
     experiment, _, bars = _settle("quick", data, given)
     klines = (bars or load_klines)(experiment, lambda stage: None)
     return Map(forecastable(klines, horizons), any(one.passport.synthetic for one in klines.values()))
+
+
+def _place(runs: str | os.PathLike | Workspace, name: str) -> Path:
+    return runs.find(name) if isinstance(runs, Workspace) else Path(runs) / name
 
 
 def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):

@@ -12,6 +12,7 @@ import pytest
 from test_views import EXPERIMENT, made_up_monitor, made_up_results
 
 from cpbkit.errors import UnknownName
+from cpbkit.evaluation.results import Running
 from cpbkit.views.live import Notebook, Terminal, browse, in_notebook, live, sentence
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.panels import SweepPicture
@@ -290,6 +291,30 @@ def test_the_picture_takes_its_share_of_the_time_at_most(kernel, monkeypatch, co
     time.sleep(1.5)
     kernel.end_cell()
     assert least <= len(kernel.drawn()) - 2 <= most  # but the first and the last: 0.02 s may be spent in 2 s
+
+
+def test_a_notebook_has_buttons_while_it_runs(kernel, monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    monkeypatch.setattr("cpbkit.views.live.PERIOD", 0.0)
+    monkeypatch.setattr("cpbkit.views.live.SHARE", 10.0)
+    asked, running = [], made_up_results()[:2]
+    view = Notebook(EXPERIMENT, stop=lambda *series, after_epoch=False: asked.append((series, after_epoch)))
+    view(State(running={line.series: Running(line.curve, line.persistence) for line in running}))
+    every, menu, one, pause = view._controls._box.children
+    assert list(menu.options) == [line.series for line in running]
+    every.click()
+    menu.value = running[1].series
+    one.click()
+    assert asked == [((), True), ((running[1].series,), False)]
+    controls, line, picture = kernel.displays
+    wait_until(lambda: f"{running[1].series} ends with this epoch" in line[-1][1]["text/plain"])
+    pause.value = True
+    wait_until(lambda: len(line) % 10 == 0)  # a beat that had begun to draw is over
+    drawn, said = len(picture), len(line)
+    wait_until(lambda: len(line) > said + 5)
+    assert len(picture) == drawn
+    kernel.end_cell()
+    assert len(picture) == drawn + 1 and controls[-1][1] == {"text/plain": ""}
 
 
 def wait_until(condition):

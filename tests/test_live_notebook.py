@@ -41,7 +41,7 @@ class Page:
 
     def run(self, code, act=None, when=lambda shown: False, until=lambda shown: False):
         """Run a cell, `act` once it has shown `when`, and return what it showed until it ended, or `until`."""
-        shown = SimpleNamespace(states={}, texts="", errors=[], parents=set(), id=self.client.execute(code))
+        shown = SimpleNamespace(states={}, texts="", errors=[], parents=set(), widgets={}, id=self.client.execute(code))
         deadline = time.monotonic() + LONGEST
         while not until(shown):
             message = self.client.get_iopub_msg(timeout=max(0, deadline - time.monotonic()))
@@ -52,6 +52,8 @@ class Page:
                 shown.texts += content["text"]
             elif kind == "error":
                 shown.errors.append(content["ename"])
+            elif kind == "comm_open":
+                shown.widgets[content["data"]["state"].get("description")] = content["comm_id"]
             elif kind in ("display_data", "update_display_data"):
                 shown.parents.add(parent)
                 states = shown.states.setdefault(content["transient"]["display_id"], [])
@@ -60,6 +62,12 @@ class Page:
             if act and when(shown):
                 act = act()
         return shown
+
+    def press(self, widget):
+        """Press a button as pages do that know no subshells: in the queue, behind the cell that runs and a next one."""
+        content = {"comm_id": widget, "data": {"method": "custom", "content": {"event": "click"}}}
+        self.client.execute("print('the next cell')")
+        self.client.shell_channel.send(self.client.session.msg("comm_msg", content))
 
     def run_beside(self, code):
         """Run code in a subshell, beside the cell that runs, as pages do for their widgets."""
@@ -136,3 +144,39 @@ def test_the_heartbeat_lands_in_its_cell_while_a_subshell_runs_another(page):
     assert shown.texts == "beside\n" and not shown.errors
     assert len(lines(shown)) >= 10 and re.search(r"nothing new for [1-4] s", lines(shown)[-2])
     assert shown.parents == {shown.id}
+
+
+LISTEN = """
+from cpbkit.views.controls import hear
+for _ in range(20):
+    time.sleep(0.1)
+    hear(get_ipython().kernel)
+print('heard')
+"""
+
+
+@pytest.mark.slow
+def test_cells_that_wait_keep_their_order_while_one_listens(page):
+    """As pages ask for them with "Run all": some are on their way to the kernel before that one begins."""
+    for code in ("import time; time.sleep(2)", LISTEN, "x = 1; print('next')", "print('after', x)"):
+        page.client.execute(code)
+    shown = page.run("print('last')")
+    assert shown.texts == "heard\nnext\nafter 1\nlast\n" and not shown.errors
+
+
+@pytest.mark.slow
+def test_a_button_ends_a_sweep_while_its_cell_runs(page):
+    """The models end with the epoch and are judged; the next cell, asked for before the press, comes after."""
+    page.run(SETUP + "import cpbkit as cpb; experiment = vary(experiment, epochs=10**6, patience=10**6)")
+    code = "run = cpb.sweep(experiment, folder='run', executor='local'); print(*(x.reason for x in run.results))"
+    shown_widgets = {}
+    shown = page.run(
+        code,
+        act=lambda: page.press(shown_widgets["stop after this epoch"]),
+        when=lambda shown: shown_widgets.update(shown.widgets) or "epoch 2" in str(shown.states),
+    )
+    assert shown.texts == "stopped by hand stopped by hand stopped by hand\n" and not shown.errors
+    controls, line, picture = shown.states.values()
+    assert "widget-view" in str(controls[0]) and controls[-1][1] == {"text/plain": ""}
+    assert any("all models end with this epoch" in data["text/plain"] for _, data in line)
+    assert "3 done<" in picture[-1][1]["text/html"] and shown.parents == {shown.id}

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from conftest import walk
 from cpbkit.config.experiment import SYMBOLS, to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance, synthetic
+from cpbkit.errors import RunError, UnknownName
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import judgements, verdicts
 from cpbkit.runs import sweep as module
@@ -193,6 +195,36 @@ def test_sigterm_keeps_a_checkpoint_and_ends_within_seconds(tmp_path, workers):
     assert time.monotonic() - begun < 20  # 5 s, on a machine that has nothing else to do
     assert process.returncode == 143 and "the same command goes on" in said and "Traceback" not in said
     assert list((tmp_path / "r/progress").glob("*.safetensors")) and (tmp_path / "r/clock.json").exists()
+
+
+@pytest.mark.slow
+def test_a_model_and_then_the_sweep_are_stopped_from_elsewhere(tmp_path):
+    experiment = vary(TINY, symbols=SYMBOLS[:2], epochs=100_000, patience=100_000)
+    run, (first, other) = RunFolder(tmp_path / "r"), experiment.series
+
+    def ask():
+        while not run.status().get("share"):
+            time.sleep(0.1)
+        with pytest.raises(UnknownName, match="got 'LTC_1h'"):
+            run.stop(["LTC_1h"])
+        run.stop([first])
+        while not run.results():
+            time.sleep(0.1)
+        run.stop()
+
+    person = threading.Thread(target=ask, daemon=True)
+    person.start()
+    with pytest.raises(RunError, match="stopped by hand with 1 of 2 done; the same call goes on"):
+        sweep(experiment, run.folder, workers=2)
+    person.join()
+    (line,) = run.results()
+    assert (line.series, line.status, line.reason) == (first, "done", "stopped by hand")
+    assert list((run.folder / "progress").glob("*.safetensors")) and run.model(first) and not run.model(other)
+    with pytest.raises(RunError, match="nobody works on"):
+        run.stop()
+    assert run.wishes() == {"end": True, "series": [first]}
+    with run.writing(experiment):
+        assert run.wishes() == {"end": False, "series": []}  # they were meant for the sweep before
 
 
 def _run_with_many_checkpoints(folder):

@@ -24,6 +24,7 @@ for command in (
     runs.smoke,
     runs.sweep,
     runs.status,
+    runs.stop,
     runs.verdict,
     runs.compare,
     runs.refit,

@@ -356,6 +356,23 @@ def status(folder, as_json):
     show(document, as_json, text)
 
 
+@click.command(cls=Command, examples=("cpbkit stop runs/quick", "cpbkit stop runs/quick BTCUSDT_1h"))
+@run_folder
+@click.argument("series", nargs=-1)
+@click.option("--after-epoch", is_flag=True, help="End all models with the running epoch, and judge them as they are.")
+def stop(folder, series, after_epoch):
+    """Ask the sweep that works on a run to end after a checkpoint; the command that started it goes on from there.
+
+    With SERIES only their models end, with the running epoch, and are judged as they are; not on a Ray cluster.
+    """
+    from cpbkit.runs.folder import RunFolder
+
+    run = RunFolder(folder)
+    run.stop(run.experiment.series if after_epoch else series)
+    what = ", ".join(series) or ("all models" if after_epoch else "the sweep")
+    click.echo(f"{what}: asked to end, which takes a step or an epoch; `cpbkit status {folder}` says how far it is")
+
+
 @click.command(
     cls=Command,
     examples=(

@@ -48,9 +48,15 @@ def local(units: Sequence, work: Work) -> Iterator:
     try:
         with torch.random.fork_rng(devices=[]):
             for unit in units:
-                yield from work(unit)
+                if _is_wanted(unit):
+                    yield from work(unit)
     finally:
         torch.set_num_threads(threads)
+
+
+def _is_wanted(unit) -> bool:
+    """Say whether a unit that waits is to begin: not where all its models are to end with their running epoch."""
+    return not {series.name for series in unit.series} <= stopping.leaving() if stopping.leaving() else True
 
 
 def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry | None = None) -> Iterator:
@@ -63,9 +69,12 @@ def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry 
     workers: dict[Connection, tuple[BaseProcess, str]] = {}
     running: dict[Connection, Any] = {}  # units
     told = False  # the workers that they are to end
+    left: frozenset[str] = frozenset()  # models of which the workers know that they are to end
 
     def give() -> None:
         """Give the units that wait to the workers that are free, and to a new one where a device has none."""
+        for unit in [unit for unit in waiting if not _is_wanted(unit)]:
+            waiting.remove(unit)
         free = [pipe for pipe in workers if pipe not in running]
         vacant = Counter(devices) - Counter(device for _, device in workers.values())
         with _nothing_to_run():
@@ -76,6 +85,7 @@ def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry 
         for pipe in free[: len(waiting)]:
             running[pipe] = replace(waiting.popleft(), device=workers[pipe][1])
             with contextlib.suppress(BrokenPipeError):  # it is gone, which the next reading tells
+                pipe.send(stopping.leaving())
                 pipe.send(running[pipe])
 
     try:
@@ -85,6 +95,11 @@ def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry 
                 told = True
                 for process, _ in workers.values():
                     process.terminate()
+            if stopping.leaving() != left:
+                left = stopping.leaving()
+                for pipe in running:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.send(left)
             for pipe in (pipe for pipe in wait(list(running), TICK) if isinstance(pipe, Connection)):
                 try:
                     message, error = pipe.recv()
@@ -152,10 +167,14 @@ def _serve(work: Work, pipe: Connection) -> None:
     try:
         with stopping.listening():
             while True:
-                unit = pipe.recv()
+                if isinstance(unit := pipe.recv(), frozenset):
+                    stopping.wish(leaving=unit)
+                    continue
                 with stopping.patiently():
                     for message in work(unit):
                         pipe.send((message, ""))
+                        while pipe.poll():
+                            stopping.wish(leaving=pipe.recv())
                 pipe.send((None, ""))
     except Terminated:
         pipe.close()
@@ -222,7 +241,12 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None =
     try:
         while running:
             stream: Any  # a generator of references, which ray's types do not know
-            (stream, *_), _ = ray.wait(list(running), num_returns=1)
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=TICK)
+            if stopping.is_asked():
+                raise Terminated
+            if not ready:
+                continue
+            (stream,) = ready
             unit = running[stream]
             try:
                 message: Any = ray.get(next(stream))

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import filelock
 
 from cpbkit import __version__, atomic, foreign
 from cpbkit.config.experiment import Experiment, difference, from_json, to_json, vary
-from cpbkit.errors import CpbkitError, RunError
+from cpbkit.errors import CpbkitError, RunError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.foreign import Damaged
 
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 
 EXPERIMENT, LEDGER, ABOUT, AUDIT = "experiment.json", "results.jsonl", "about.json", "audit.json"
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
-OUT_OF_TIME = "the time is up"  # why a model stopped that a budget did not let finish
+# Why a model stopped that a budget, or a person, did not let finish.
+OUT_OF_TIME, BY_HAND = "the time is up", "stopped by hand"
 SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
 PLAN, STATUS, LOCK, HOLDER = "progress/plan.json", "progress/status.json", ".lock", ".holder.json"
+STOP = "progress/stop.json"
 PARTS = ("models", "losses", "progress")  # folders
 NAME = re.compile(r"\w{1,90}")  # of a series, which becomes that of files
 LARGE = 1 << 28  # bytes of a model or monitor at most
@@ -51,6 +54,7 @@ PLAN_FORM = {
     **{"seconds?": float, "reason?": str, "stacked?": bool},
 }
 STATUS_FORM = {"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float}
+STOP_FORM = {"end": bool, "series": [str]}
 HOLDER_FORM = {"pid": int, "host": str, "since": float}
 ABOUT_FORM = {
     "command?": str,
@@ -74,11 +78,11 @@ class Line:
 
 
 def tell_stopped(results: Sequence[ResultLine]) -> str:
-    """Say how many models a budget of time stopped; empty where it stopped none."""
-    stopped = sum(line.reason == OUT_OF_TIME for line in results)
-    if not stopped:
-        return ""
-    return f"{stopped} of {len(results)} stopped when the time was up, and may have had more to learn"
+    """Say how many models a budget of time, or a person, stopped; empty where none was."""
+    counts = Counter(line.reason for line in results)
+    how = [(counts[OUT_OF_TIME], "when the time was up"), (counts[BY_HAND], "by hand")]
+    told = " and ".join(f"{count} of {len(results)} stopped {why}" for count, why in how if count)
+    return f"{told}, and may have had more to learn" if told else ""
 
 
 class RunFolder:
@@ -179,6 +183,7 @@ class RunFolder:
             for part in PARTS:
                 (self.folder / part).mkdir(exist_ok=True)
             self._mend()
+            (self.folder / STOP).unlink(missing_ok=True)  # it was meant for a sweep before this one
             yield self
         finally:
             holder.unlink(missing_ok=True)
@@ -345,6 +350,22 @@ class RunFolder:
     def status(self) -> dict:
         """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before one."""
         return self._read(STATUS, STATUS_FORM)
+
+    def stop(self, series: Iterable[str] = ()) -> None:
+        """Ask whoever sweeps here to end, or the models of some series to end with the running epoch.
+
+        Errors: RunError where nobody sweeps; UnknownName.
+        """
+        names = [check_name("series", name, self.experiment.series) for name in series]
+        if not self.holder():
+            raise RunError(f"nobody works on {self.folder}, so there is nothing to stop")
+        before = self.wishes()
+        fresh = {"end": before["end"] or not names, "series": sorted({*before["series"], *names})}
+        atomic.write_bytes(self.folder / STOP, json.dumps(fresh).encode())
+
+    def wishes(self) -> dict:
+        """Read what `stop` has asked for since the sweep began: `end`, and `series`."""
+        return {"end": False, "series": []} | self._read(STOP, STOP_FORM)
 
     def monitor(self) -> "pd.DataFrame | None":
         """Read what was seen of memory and load over all starts; None before the first end."""

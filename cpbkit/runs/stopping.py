@@ -1,10 +1,10 @@
-"""SIGTERM: a sweep keeps a checkpoint and ends within seconds."""
+"""What ends a sweep, or models of it, early: a SIGTERM, after which it ends within seconds, or a person's wish."""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cpbkit.errors import Terminated
 
@@ -12,14 +12,36 @@ GRACE = 3.0  # s that a step and a checkpoint may take after the signal
 _asked, _patient = threading.Event(), threading.Event()
 
 
+class _Wishes(threading.local):  # a thread has one sweep; another's is not meant
+    end = False
+    leaving: frozenset[str] = frozenset()  # series
+
+
+_wishes = _Wishes()
+
+
 def is_asked() -> bool:
-    """Say whether the process was asked to end, and somebody promised to do so."""
-    return _asked.is_set()
+    """Say whether the sweep of this thread is to end after a checkpoint."""
+    return _asked.is_set() or _wishes.end
+
+
+def leaving() -> frozenset[str]:
+    """Return the series whose models are to end with the running epoch."""
+    return _wishes.leaving
+
+
+def wish(end: bool = False, leaving: Iterable[str] = ()) -> None:
+    """Ask the sweep of this thread to end, or models of it. Errors: Terminated where nobody promised to look."""
+    _wishes.end |= end
+    _wishes.leaving |= frozenset(leaving)
+    if _wishes.end and not _patient.is_set():
+        raise Terminated
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     """Raise Terminated at a SIGTERM meanwhile. Only the main thread hears signals; others leave them as they are."""
+    _wishes.end, _wishes.leaving = False, frozenset()
     if threading.current_thread() is not threading.main_thread():
         yield
         return

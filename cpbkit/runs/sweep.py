@@ -21,7 +21,7 @@ from cpbkit.data import binance
 from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines, open_files
 from cpbkit.data.traces import Trace
-from cpbkit.errors import DataError, RunError, check_name
+from cpbkit.errors import DataError, RunError, Terminated, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.hardware import provenance
 from cpbkit.hardware.environment import count_cores
@@ -87,6 +87,12 @@ def sweep(
                 run.keep_sources(map(own.source, experiment.own_parts))
                 place = _place(executor, workers)
                 _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed, parents)
+            except Terminated:
+                if not run.wishes()["end"]:
+                    raise
+                raise RunError(
+                    f"stopped by hand with {state.done} of {state.total} done; the same call goes on from there"
+                ) from None
             finally:
                 run.add_monitor(watch.frame())
                 run.add_clock(clock.take())
@@ -402,6 +408,8 @@ def _teller(run: RunFolder, state: State, on_progress: Callable[[State], None]) 
         nonlocal told
         state.stage = stage
         on_progress(state)
+        wishes = run.wishes()
+        stopping.wish(wishes["end"], wishes["series"])
         if time.monotonic() - told >= STATUS_SECONDS:
             told = time.monotonic()
             _leave_word(run, state)

@@ -25,7 +25,7 @@ from cpbkit.hardware import memory
 from cpbkit.models import zoo
 from cpbkit.runs import stopping
 from cpbkit.runs.clock import Clock
-from cpbkit.runs.folder import OUT_OF_TIME
+from cpbkit.runs.folder import BY_HAND, OUT_OF_TIME
 from cpbkit.runs.plan import unit_name
 from cpbkit.runs.trained import TrainedModel
 from cpbkit.training import checkpoint
@@ -218,6 +218,8 @@ def _work(unit: Unit) -> Iterator[Message]:
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
         if stopping.is_asked():
             raise Terminated
+        one_for_all = training.pooled and not stopping.leaving().isdisjoint(data)
+        state.leaving = dict.fromkeys([POOLED] if one_for_all else stopping.leaving(), BY_HAND)
         if now > enough:
             state.hurry = OUT_OF_TIME
         if now - told > PROGRESS_SECONDS:

@@ -5,7 +5,7 @@ Nothing is copied to or from the device, and nothing waits for it, inside an epo
 
 import functools
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +63,7 @@ class Fit:
     ended: dict[str, tuple[str, str, int]] = field(default_factory=dict)  # such rows that are: status, reason, epochs
     finished: list[Finished] = field(default_factory=list)  # of the last completed epoch
     hurry: str = ""  # set it, and every model leaves after the running step for this reason
+    leaving: Mapping[str, str] = field(default_factory=dict)  # series that leave after the running epoch, and why
     mode: str = ""  # how a step runs: CUDA graph, or eager and why
 
     def __post_init__(self):
@@ -371,6 +372,8 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
             state.ended[name] = "done", f"all {training.epochs} epochs", state.epoch
         elif state.hurry:
             state.ended[name] = "done", state.hurry, state.epoch
+        elif (series := training.of_row(name)[0].partition("~")[0]) in state.leaving:
+            state.ended[name] = "done", state.leaving[series], state.epoch
         if name in state.ended:
             table["alive"][row] = 0
     for series in dict.fromkeys(training.of_row(name)[0].partition("~")[0] for name in stack.names):

@@ -1,7 +1,7 @@
 """Watch a sweep: a picture that changes in place in a notebook, one line in a terminal.
 
-There is no stop button: a kernel hears its widgets only between cells. Interrupting it (or Ctrl-C) stops a sweep,
-and the same command goes on from there.
+Interrupting the kernel (or Ctrl-C) stops a sweep anywhere, and the same command goes on from there; a page that has
+widgets shows buttons too.
 """
 
 import contextvars
@@ -18,6 +18,7 @@ from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.quantities import duration, standing
+from cpbkit.views.controls import Controls, Stop, hear
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.page import status_line
 from cpbkit.views.panels import SweepPicture, tally
@@ -36,9 +37,12 @@ SILENCE = 3.0  # s without a word after which a terminal is told that the work g
 View = Callable[["State"], None]
 
 
-def live(experiment: Experiment, name: str = "") -> View:
-    """Return the view for where this runs, to be given to a sweep as `on_progress`; `name` is the run's."""
-    return Notebook(experiment, name) if in_notebook() else Terminal()
+def live(experiment: Experiment, name: str = "", stop: Stop | None = None) -> View:
+    """Return the view for where this runs, to be given to a sweep as `on_progress`; `name` is the run's.
+
+    stop: what buttons call, as `Run.stop`; without it there are none.
+    """
+    return Notebook(experiment, name, stop=stop) if in_notebook() else Terminal()
 
 
 def in_notebook() -> bool:
@@ -68,7 +72,13 @@ class Notebook:
     interrupt or an error leaves behind says that it stopped.
     """
 
-    def __init__(self, experiment: Experiment, name: str = "", clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        stop: Stop | None = None,
+    ):
         title = "  ·  ".join(filter(None, (experiment.preset, f"{len(experiment.series)} series", name)))
         made_up = experiment.data.source == "synthetic"
         self.picture = SweepPicture(experiment.series, title, experiment.training.epochs, made_up)
@@ -77,9 +87,13 @@ class Notebook:
         self._begun = self._heard = self._worded = self._drawn = clock()
         self._cost = 0.0  # s of a core, of the last picture
         self._take_monitor: Callable[[], Any] = lambda: None
+        self._stop = stop
+        self._controls: Controls | None = None
 
     def __call__(self, state: "State") -> None:
         """Take up the state; the first and the last one are shown at once."""
+        if self._controls:
+            hear(self._shell.kernel)
         with self._lock:
             if self._over.is_set():
                 return
@@ -115,6 +129,8 @@ class Notebook:
         from IPython.display import display
 
         self._opened, self._begun, self._thread = True, self._clock(), threading.get_ident()
+        if self._stop and len(self._seen.results) < self._seen.total:
+            self._controls = Controls(self._stop, self._seen.running)
         self._line = display(self._status(), raw=True, display_id=True)
         self._image = display(self._drawing(), raw=True, display_id=True)
         self._shell = get_ipython()
@@ -131,6 +147,10 @@ class Notebook:
     def _follow(self) -> None:
         """Show the present in the line, and in the picture where it is time for it."""
         self._line.update(self._status(), raw=True)
+        if self._controls:
+            self._controls.offer(self._seen.running)
+            if self._controls.paused:
+                return
         if self._clock() - self._drawn >= max(PERIOD, self._cost / SHARE):
             begun = time.thread_time()  # the clock on the wall would count what the training takes meanwhile
             self._image.update(self._drawing(), raw=True)
@@ -139,6 +159,8 @@ class Notebook:
     def _close(self, stopped: bool = False) -> None:
         self._over.set()
         self._shell.events.unregister("post_run_cell", self._leave)
+        if self._controls:
+            self._controls.close()
         self._line.update(self._status(stopped), raw=True)
         self._image.update(self._drawing(), raw=True)
 
@@ -166,6 +188,8 @@ class Notebook:
         stage = seen.stage if done < seen.total else ""
         if stopped:
             stage = "stopped here; the same cell goes on from what is done"
+        elif self._controls and self._controls.asked and stage:
+            stage = f"{self._controls.asked}  ·  {stage}"
         elif stage and silent >= SILENCE:
             stage += f"  ·  nothing new for {duration(silent)}"
         return status_line(seen.share, parts, stage)
