@@ -13,6 +13,8 @@ from archive_server import make_rows, serving
 from conftest import ROOT
 from hub_server import serve_hub
 
+from cpbkit import __version__
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -26,12 +28,18 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+# What a notebook is opened and installed from: the tag of its version, once there is one. A fork changes `url`.
+CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+REVISION = "main" if f"## {__version__}, not yet released" in CHANGES else f"v{__version__}"
 INSTALL = f"""\
 # In Colab and Kaggle this installs cpbkit and keeps the torch that is there; elsewhere it does nothing.
+import importlib.util
 import os
 
 if "COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
-    %pip install -q --no-build-isolation "cpbkit @ git+{ADDRESS}"
+    %pip install -qq --no-build-isolation "cpbkit @ git+{ADDRESS}@{REVISION}"
+    if importlib.util.find_spec("cpbkit") is None:
+        raise SystemExit("No cpbkit: in Kaggle turn on Settings > Internet; then run all again.")
 """
 
 # What a run in the tests puts after the cell `# Parameters`, and the least number of figures it must show.
@@ -63,11 +71,11 @@ SMALL = {
     ),
     "07_own_data": ("rows, epochs, context, horizon = 1500, 1, 8, 2", 2),
 }
-SHARED = "preset source symbols start epochs runs".split()  # what 04, 05 and 06 must agree in, to find one run
+SHARED = "preset source symbols start epochs keep".split()  # what 04, 05 and 06 must agree in, to find one run
 
 
 def badges(name):
-    page = f"{ADDRESS.removeprefix('https://github.com/')}/blob/main/notebooks/{name}"
+    page = f"{ADDRESS.removeprefix('https://github.com/')}/blob/{REVISION}/notebooks/{name}"
     colab = f"https://colab.research.google.com/github/{page}"
     kaggle = f"https://kaggle.com/kernels/welcome?src=https://github.com/{page}"
     return (
@@ -87,7 +95,9 @@ def canonical(path):
             source = re.sub(r"^\[!\[Open in .*$", badges(path.name), source, flags=re.MULTILINE)
         if number == 1:
             source = INSTALL.strip("\n")
-        fresh = {"cell_type": cell["cell_type"], "id": f"cell-{number:02}", "metadata": {}}
+        # papermill, and what took over its convention, put other parameters after the cell of this tag
+        tags = {"tags": ["parameters"]} if source.startswith("# Parameters\n") else {}
+        fresh = {"cell_type": cell["cell_type"], "id": f"cell-{number:02}", "metadata": tags}
         if cell["cell_type"] == "code":
             fresh |= {"execution_count": None, "outputs": []}
         cells.append(fresh | {"source": source.splitlines(keepends=True)})
@@ -198,6 +208,13 @@ def test_the_install_cell_does_nothing_elsewhere(monkeypatch):
         exec(re.sub(r"%pip.*", "raise AssertionError", INSTALL), {})
 
 
+def test_an_install_that_failed_ends_in_one_line_with_the_switch_to_turn(monkeypatch):
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    exec(re.sub(r"%pip.*", "pass", INSTALL), {})  # it is there
+    with pytest.raises(SystemExit, match=r"^[^\n]*Settings > Internet[^\n]*$"):
+        exec(re.sub(r"%pip.*", "pass", INSTALL).replace('"cpbkit"', '"cpbkit_that_is_not_there"'), {})
+
+
 @pytest.fixture
 def venue_and_hub(monkeypatch, tmp_path_factory):
     """Bars up to this hour and a Hub, both on loopback: what is synthetic is neither fetched nor published."""
@@ -215,18 +232,25 @@ def venue_and_hub(monkeypatch, tmp_path_factory):
         assert hub.repos["model", "me/forty"]["private"]
 
 
+def with_parameters(path, parameters):
+    """Read a notebook and put other parameters after the tagged cell, as papermill does."""
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    (place,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ())]
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(textwrap.dedent(parameters)))
+    return notebook
+
+
 @pytest.mark.slow
 @each_notebook
 def test_it_runs_on_a_cpu(path, tmp_path, monkeypatch, request):
     import nbclient
-    import nbformat
 
     if path.stem == "06_publish":
         request.getfixturevalue("venue_and_hub")
     parameters, figures = SMALL[path.stem]
-    notebook = nbformat.read(path, as_version=4)
-    place = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("# Parameters"))
-    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(textwrap.dedent(parameters)))
+    notebook = with_parameters(path, parameters)
     monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning:cpbkit")
     nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
