@@ -125,6 +125,20 @@ def test_every_path_of_the_readme_is_there():
 
 
 @pytest.mark.slow
+def test_the_readme_in_chinese_has_the_same_commands():
+    """Comments are translated, and what is not code."""
+
+    def code(name):
+        text, _, _ = (ROOT / name).read_text(encoding="utf-8").partition("## Where things are")
+        blocks = re.findall(r"```python\n([\s\S]*?)```|((?:^    .*\n)+)", text, flags=re.MULTILINE)
+        return [re.sub(r"\s+# .*", "", line) for block in blocks for line in "".join(block).splitlines()]
+
+    english, chinese = code("README.md"), code("README.zh-TW.md")
+    assert len(english) > 30 and chinese == english
+    links = re.findall(r"\]\(([\w./-]+)(?:#[a-z-]+)?\)", (ROOT / "README.zh-TW.md").read_text(encoding="utf-8"))
+    assert links and all((ROOT / link).exists() for link in links)
+
+
 def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """As they stand, but for a shorter preset, and the seeded market in place of the archive."""
     lines, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
