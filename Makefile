@@ -1,5 +1,5 @@
 # Each target sets everything up first; see setup.sh.
-.PHONY: demo docs test
+.PHONY: demo docs test test-browser
 
 demo:
 	@python=$$(sh setup.sh) && $$python -m cpbkit demo
@@ -9,4 +9,7 @@ docs:
 	@python=$$(sh setup.sh dev) && $$python -W error -m pdoc cpbkit -o build/docs
 
 test:
-	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m "not alone" && $$python -m pytest -m alone
+	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m "not alone and not lab" && $$python -m pytest -m alone
+
+test-browser:
+	@python=$$(sh setup.sh dev,notebooks) && $$python -m pytest -m lab
