@@ -1,10 +1,15 @@
 """What a stranger may have written: files that are no links, JSON of a bounded size and depth and a known form."""
 
 import contextlib
+import dataclasses
 import json
 import os
+import re
 import stat
+import types
+import typing
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +17,7 @@ from cpbkit.errors import CpbkitError
 
 SIZE = 8 << 20  # bytes of one document; parsed it takes up to thirty times as much
 DEPTH = 32  # lists and objects inside each other; the kit's own have at most seven
+LARGEST = 1e100  # of a number
 DIGITS = 25  # of a whole number, and more than one of 64 bits has
 
 
@@ -68,7 +74,7 @@ def parse(text: bytes | str, form: Any = object, limit: int = SIZE) -> Any:
     if len(text) > limit:
         raise Damaged(f"it has more than {limit:,} bytes")
     try:
-        value = json.loads(text, parse_int=_whole)
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise Damaged(f"it is nested deeper than {DEPTH}") from None
     except ValueError as error:  # of JSON and of UTF-8
@@ -82,6 +88,12 @@ def _whole(text: str) -> int:
     if len(text) > DIGITS:
         raise ValueError(f"a whole number of {len(text)} digits")
     return int(text)
+
+
+def _finite(text: str) -> float:
+    if not abs(number := float(text)) < LARGEST:  # NaN, Infinity, 1e999, and what overflows when it is squared
+        raise ValueError(f"the number {text[:20]}")
+    return number
 
 
 def _measure(value: object) -> None:
@@ -98,9 +110,14 @@ def check(value: Any, form: Any, what: str = "it") -> None:
 
     A form is a type (float admits whole numbers, object everything), [form] for a list of them, (form, form) for one of
     this length, or {"name": form, "other?": form} for an object that may leave out the second and hold others too;
-    {"*": form} is of every value in it.
+    {"*": form} is of every value in it. float | None admits null, datetime a text `2025-03-01T00:00`.
     """
-    if isinstance(form, dict):
+    if isinstance(form, types.UnionType):
+        if value is not None:
+            check(value, typing.get_args(form)[0], what)
+    elif form is datetime:
+        _expect(isinstance(value, str) and _is_time(value), value, "a time such as 2025-03-01T00:00", what)
+    elif isinstance(form, dict):
         _expect(isinstance(value, dict), value, "an object", what)
         for key, inner in form.items():
             if key == "*":
@@ -125,6 +142,31 @@ def check(value: Any, form: Any, what: str = "it") -> None:
     else:
         words = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
         _expect(isinstance(value, form), value, words.get(form, ""), what)
+
+
+def form_of(kind: Any) -> Any:
+    """Return the form of what a dataclass looks like in JSON; a field with a default may be absent."""
+    if dataclasses.is_dataclass(kind):
+        absent = dataclasses.MISSING
+        return {
+            field.name + ("" if field.default is field.default_factory is absent else "?"): form_of(field.type)
+            for field in dataclasses.fields(kind)
+        }
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) in (tuple, list):
+        return [form_of(inner[0])]
+    if typing.get_origin(kind) is dict:
+        return {"*": form_of(inner[1])}
+    return object if kind is Any else kind
+
+
+def _is_time(text: str) -> bool:
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?", text):
+        return False
+    try:
+        return bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _expect(fits: bool, value: object, wanted: str, what: str) -> None:

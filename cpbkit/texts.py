@@ -3,9 +3,10 @@
 import re
 
 # Commands to a terminal (OSC, CSI, single ones), other control characters but tab and line feed, and marks that turn
-# the direction of writing, by which a line can show another order than it has.
+# the direction of writing, by which a line can show another order than it has. Halves of a pair, as Python reads file
+# names that are no UTF-8, cannot be written at all.
 _ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b.?", re.DOTALL)
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import tracemalloc
+from dataclasses import dataclass, field
+from datetime import datetime
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +39,10 @@ def test_a_known_form_is_read():
         ("[" * 40 + "]" * 40, "nested deeper than 32"),
         ("[" * 100_000, "nested deeper than 32"),
         ("9" * 400, "a whole number of 400 digits"),
+        ('{"name": "A", "size": NaN}', "the number NaN"),
+        ('{"name": "A", "size": -Infinity}', "the number -Infinity"),
+        ('{"name": "A", "size": 1e999}', "the number 1e999"),
+        ('{"name": "A", "size": 1e101}', "the number 1e101"),
         ("[" + " " * foreign.SIZE, "more than 8,388,608 bytes"),
         ('{"name"', "it is no JSON"),
         (b"\xff\xfe{", "it is no JSON"),
@@ -46,6 +52,34 @@ def test_anything_else_is_refused_in_one_line(text, said):
     with pytest.raises(foreign.Damaged) as told:
         foreign.parse(text, FORM)
     assert said in str(told.value) and "\n" not in str(told.value) and len(str(told.value)) < 200
+
+
+@dataclass(frozen=True)
+class Told:
+    name: str
+    share: float | None = None
+    ends: tuple[str, ...] = ()
+    sizes: dict[str, float] = field(default_factory=dict)
+    inner: "tuple[dict, ...]" = ()
+
+
+def test_the_form_of_a_dataclass_is_that_of_its_json():
+    assert foreign.form_of(list[Told])[0]["name"] is str
+    form = {name: kind for name, kind in foreign.form_of(Told).items() if name != "inner?"}
+    foreign.check({"name": "A", "share": None, "ends": ["x"], "sizes": {"a": 1}, "more": object}, form)
+    foreign.check({"name": "A"}, form)
+    for wrong in ({}, {"name": None}, {"share": "1"}, {"ends": [1]}, {"ends": "x"}, {"sizes": {"a": None}}):
+        with pytest.raises(foreign.Damaged):
+            foreign.check({**({"name": "A"} if wrong else {}), **wrong}, form)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2025-02-30T00:00", "20250201", "2025-W01-1T00:00", "2025-02-01T00:00+01:00", 5, None]
+)
+def test_a_time_is_one_that_numpy_reads_too(text):
+    foreign.check("2025-02-28T23:59", datetime)
+    with pytest.raises(foreign.Damaged, match="must be a time"):
+        foreign.check(text, datetime)
 
 
 def test_a_hostile_document_takes_bounded_memory():

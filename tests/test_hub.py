@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -228,6 +229,10 @@ HOSTILE = {
     "a path in a name": lambda files: {INDEX: b'{"format": 1, "models": {"../../x": "0"}}'},
     "another format": lambda files: {INDEX: b'{"format": 99, "models": {}}'},
     "no JSON": lambda files: {INDEX: b"{"},
+    "a number without end": lambda files: {INDEX: b'{"format": 1, "models": {}, "x": 1e999}'},
+    "a judgement that is none": lambda files: {
+        "results.jsonl": re.sub(rb'"skill": ?-?[0-9.e-]+', b'"skill":"high"', files["results.jsonl"])
+    },
     "deep JSON": lambda files: {INDEX: b"[" * 100_000 + b"]" * 100_000},
     "a huge index": lambda files: {INDEX: b" " * 1_000_001},
     "another model": lambda files: {"models/BTCUSDT_1h.safetensors": files["models/ETHUSDT_1h.safetensors"]},

@@ -8,11 +8,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_views import EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
 
 from cpbkit.config.experiment import to_json, vary
-from cpbkit.errors import RunError, UnknownName
+from cpbkit.errors import CpbkitError, RunError, UnknownName
 from cpbkit.evaluation import verdicts
+from cpbkit.runs.folder import RunFolder
 from cpbkit.views import report
 from cpbkit.views.report import write_report
 from cpbkit.views.style import label
@@ -173,6 +176,52 @@ def test_text_is_escaped(path):
     assert "default-src 'none'" in source and ABOUT["command"].split()[0] + " sweep" not in source
     told = write_report(path.parent, path.parent / "with.html", with_command=True).read_text(encoding="utf-8")
     assert html.escape(ABOUT["command"], quote=False).replace("'", "&#39;") in told
+
+
+def leaves(value, at=()):
+    yield at
+    for key, inner in value.items() if isinstance(value, dict) else list(enumerate(value))[:1]:
+        yield from leaves(inner, (*at, key)) if isinstance(inner, dict | list) else [(*at, key)]
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    10**24,
+    9e99,
+    "",
+    "<script>alert(1)</script>",
+    "\x1b]0;x\x07\u202e",
+    [],
+    {},
+    [[]],
+    ["x"],
+    {"a": 1},
+]
+DRAWS = dict(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(**DRAWS)
+@given(draw=st.data())
+def test_whatever_stands_in_a_ledger_is_reported_or_refused_in_one_line(tmp_path_factory, draw):
+    """A stranger's line ends in a page, or in a sentence; nothing in it is live."""
+    results = made_up_results(stop=2)
+    lines = [json.loads(line.to_json()) for line in results]
+    at = draw.draw(st.sampled_from([at for at in leaves(lines[0]) if at]))
+    inner = lines[0]
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = draw.draw(st.sampled_from(ODD))
+    folder = write_run(tmp_path_factory.mktemp("runs") / "odd", results, monitor=False)
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        written = write_report(folder).read_text(encoding="utf-8")
+        verdicts.verdict_table(verdicts.judgements(RunFolder(folder).results()))
+    except CpbkitError as error:
+        assert "\n" not in str(error)
+    else:
+        assert "<script>alert" not in written
 
 
 def test_a_run_that_is_not_over_says_what_is_missing(tmp_path):

@@ -54,7 +54,9 @@ class Command(click.Command):
             if context.meta.get("debug") or getattr(error, "errno", None) == errno.EPIPE:
                 raise  # `| head` closes the pipe: no failure, and click knows
             kind = click.UsageError if isinstance(error, UnknownName) else click.ClickException
-            raise kind(printable(_sentence(error))) from None
+            said = printable(_sentence(error))
+            # A stranger's cell or name may be of any length; what to do stands at the end.
+            raise kind(said if len(said) < 3000 else f"{said[:1500]} ... {said[-1000:]}") from None
         except ModuleNotFoundError as error:
             if context.meta.get("debug") or (error.name or "").startswith("cpbkit"):
                 raise

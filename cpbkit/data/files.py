@@ -1,6 +1,7 @@
 """A person's own bars: files, folders and frames in any usual spelling, joined to one table a series."""
 
 import glob
+import itertools
 import os
 import pathlib
 import re
@@ -31,6 +32,7 @@ from cpbkit.data.request import Order, listing_of, usable
 from cpbkit.data.tables import KINDS, load, with_index
 from cpbkit.data.venue import Contract
 from cpbkit.errors import CpbkitError, DataError, check_name
+from cpbkit.texts import printable
 
 VENUES = ("", "binance", "other")  # "" is guessed from the files' names
 MANY = 10_000  # files of a folder
@@ -39,7 +41,7 @@ ARCHIVE_NAME = re.compile(r"[A-Z0-9]+-\d+[a-z]+-\d{4}-\d{2}(-\d{2})?\.(csv|zip)"
 WORDS = frozenset(  # of files' names that are no symbols
     """data ohlcv ohlc kline klines candle candles candlestick history historical hist spot futures um perp perpetual
     swap price prices bars binance bybit okx kraken coinbase bitfinex bitstamp gemini kucoin yahoo daily hourly minute
-    of coin investing com coinmarketcap""".split()
+    of coin investing com coinmarketcap intraday from to""".split()
 )
 
 
@@ -75,7 +77,7 @@ class Found:
             lines.append(f"{name:16} {p.first} to {p.last}  {p.got:>9,} bars  {files}")
             lines += [f"{'':16} {note}" for note in p.notes]
         lines += [f"not taken: {name}: {why}" for name, why in (self.refused | self.left_out).items()]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def read_klines(path: str | os.PathLike, series: str = "") -> Klines:
@@ -113,24 +115,28 @@ def read_files(
     paths = find_files(where)
     asked = symbols[0] if len(symbols) == 1 and len(paths) == 1 else ""  # of a file that does not say
     pieces: dict[str, list[_Piece]] = {}
-    refused, left_out = {}, {}
+    refused: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     for path in paths:
         if reason := _is_no_file_of_bars(path):
             left_out[path.name] = reason
             continue
         try:
-            for piece in _read_file(path, asked=asked):
+            by_folder = _folder_symbol(path)
+            for piece in _read_file(path, asked=asked or by_folder):
                 symbol, interval = split_name(piece.series)
                 if symbol in (symbols or [symbol]) and interval in (intervals or [interval]):
                     pieces.setdefault(piece.series, []).append(piece)
         except CpbkitError as error:
-            refused[path.name] = str(error).removeprefix(f"{path.name}: ")
+            # What lies beside bars and names no symbol describes them.
+            beside = path.suffix.lower() == ".json" and not read_name(path.name)[0]
+            (left_out if beside else refused)[path.name] = str(error).removeprefix(f"{path.name}: ")
     klines = {}
     for name in sorted(pieces, key=lambda name: (split_name(name)[0], INTERVAL_SECONDS[split_name(name)[1]])):
         try:
             klines[name] = _join(pieces[name], venue, start, end)
         except DataError as error:
-            refused[name] = str(error)
+            refused[name] = str(error).removeprefix(f"{name}: ")
     if not klines:
         reasons = "; ".join(f"{name}: {why}" for name, why in [*refused.items(), *left_out.items()][:5])
         raise DataError(f"{where} holds no bars that were asked for. {reasons or f'It has {len(paths)} files'}")
@@ -177,6 +183,10 @@ def find_files(where: str | os.PathLike) -> list[pathlib.Path]:
         load(path)  # says what is there instead
         raise DataError(f"no file or folder {path}")
     files, runs = [], set()
+    try:
+        found = list(itertools.islice(found, 100 * MANY))
+    except RecursionError:
+        raise DataError(f"{where} holds folders inside folders without end; name a folder nearer to the bars") from None
     for one in found:
         if one.name == "experiment.json":
             runs.add(one.parent)
@@ -188,6 +198,13 @@ def find_files(where: str | os.PathLike) -> list[pathlib.Path]:
     if not files:
         raise DataError(f"{where} holds no file")
     return sorted(files)
+
+
+def _folder_symbol(path: pathlib.Path) -> str:
+    """Return the symbol that a folder is named after, as in BTCUSDT/1h/2025-01-01.csv or symbol=BTCUSDT/0.parquet."""
+    names = [part.rpartition("=")[2] for part in reversed(path.parent.parts[-3:])]
+    symbols = [read_name(name)[0] for name in names if name.isupper()]
+    return next((symbol for symbol in symbols if symbol.endswith(tuple(QUOTES))), "")
 
 
 def _is_no_file_of_bars(path: pathlib.Path) -> str:
@@ -214,8 +231,8 @@ def _read_file(path: pathlib.Path, series: str = "", asked: str = "") -> list[_P
     table, digest = load(path)
     try:
         sheets = read_sheets(table, path.name)
-    except OverflowError as error:  # a number of four hundred digits
-        raise DataError(f"{path.name} cannot be read: {error}") from None
+    except (OverflowError, ValueError) as error:  # a number of four hundred digits, the year 148108, bytes as a price
+        raise DataError(f"{path.name}: it cannot be read: {str(error)[:300]}") from None
     if series and len(sheets) > 1:
         sheets = [sheet for sheet in sheets if series_name(sheet.symbol, sheet.interval) == series] or sheets
     file = SourceFile(path.name, digest)

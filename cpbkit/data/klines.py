@@ -4,11 +4,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from cpbkit import foreign
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, SourceError, check_name
 from cpbkit.texts import redact
@@ -125,10 +127,22 @@ class Passport:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "Passport":
         """Read what `to_dict` wrote, also after a trip through JSON."""
+        try:
+            foreign.check(raw, foreign.form_of(cls))
+            ends = [raw.get(name) for name in ("first", "last")]
+            ends += [gap[name] for gap in raw.get("gaps", ()) for name in ("start", "end")]
+            foreign.check([time for time in ends if time], [datetime])
+        except foreign.Damaged as error:
+            raise DataError(f"a Passport that cannot be read: {error}") from None
+
+        def read(kind, values):
+            return kind(
+                **{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
+            )
+
         parts = {"files": SourceFile, "gaps": Gap, "jumps": Jump, "disagreements": Disagreement}
-        values: dict[str, Any] = {name: tuple(part(**item) for item in raw[name]) for name, part in parts.items()}
-        values |= {"tenfold": tuple(raw.get("tenfold", ())), "notes": tuple(raw["notes"])}
-        return cls(**(raw | values))
+        found = {name: tuple(read(part, item) for item in raw.get(name, ())) for name, part in parts.items()}
+        return read(cls, {**raw, **found, **{name: tuple(raw.get(name, ())) for name in ("tenfold", "notes")}})
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,10 @@ GUESSED = {  # spellings that do not say it: what the Passport notes
     **dict.fromkeys(("bidopen", "bidhigh", "bidlow", "bidclose"), "the bid's price"),
 }
 TICKS = ("tickvol", "tickvolume", "ticks")
-SYMBOLS = "symbol ticker pair instid instrument instrumentname productid currencypair asset coin name s market".split()
+SYMBOLS = (
+    "symbol ticker tic pair instid instrument instrumentname productid currencypair asset coin name s market".split()
+)
+SERIES = 5_000  # of a file
 PERIODS = ("interval", "timeframe", "tf", "resolution", "granularity")
 CLOSED = ("confirm", "isclosed", "closed", "isfinal", "iscomplete", "complete", "windowclose")
 # How rows without names are ordered after the time, as public APIs send them; what comes later has to show itself.
@@ -62,7 +65,7 @@ def read_sheets(table: pd.DataFrame, where: str) -> list[Sheet]:
     Raises DataError for tables that are no bars, for cells that are no numbers, and for what contradicts itself.
     """
     table, notes = _named(table, where)
-    return [_sheet(part, symbol, where, notes) for symbol, part in _split(table)]
+    return [_sheet(part, symbol, where, notes) for symbol, part in _split(table, where)]
 
 
 def read_symbol(text: str) -> str:
@@ -83,7 +86,7 @@ def read_symbol(text: str) -> str:
     return OTHER_NAMES.get(plain, plain) if not plain.isdigit() and len(plain) <= 30 else ""
 
 
-def _split(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def _split(table: pd.DataFrame, where: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Take a table apart by its columns of symbols and of intervals, where it has some."""
     plain = times.plain_names(table)
     symbols = next((plain[name] for name in SYMBOLS if name in plain and _holds_symbols(table[plain[name]])), None)
@@ -92,6 +95,8 @@ def _split(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     if not by:
         yield "", table.reset_index(drop=True)
         return
+    if (series := len(table[by].drop_duplicates())) > SERIES:
+        raise DataError(f"{where}: a file may hold {SERIES:,} series; got {series:,} by {', '.join(map(str, by))}")
     for key, part in table.groupby(by, sort=False, dropna=False):
         yield read_symbol(str(key[0])) if symbols is not None else "", part.reset_index(drop=True)
 
@@ -168,7 +173,7 @@ def _name_rest(table: pd.DataFrame, rows: np.ndarray, names: dict[int, str]) -> 
             found[i] = "volume"
         elif (column > 1e9).all() and (column >= pd.to_numeric(table[0], errors="coerce").to_numpy(float)).all():
             found[i] = "close_time"
-        elif np.isin(column, (0, 1)).all() and (column == 0).sum() <= 1:
+        elif i == rows.shape[1] - 1 and np.isin(column, (0, 1)).all() and (column == 0).sum() <= 1:
             found[i] = "confirm"
         elif "quote_volume" not in found.values() and _is_money(column, rows, found, low, high):
             found[i] = "quote_volume"
@@ -194,6 +199,8 @@ def _share_between(money: np.ndarray, volume: np.ndarray, low: np.ndarray, high:
 def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sheet:
     plain, notes = times.plain_names(table), list(notes)
     plain = {**{re.sub(r"^\d[ab]?(?=[a-z])", "", name): column for name, column in plain.items()}, **plain}
+    bare = {re.sub(r"\W*\(\w+\)$", "", str(column).strip()).lower(): column for column in table}  # Open (USDT)
+    plain = {**{name: bare[name] for name in OHLC if name in bare}, **plain}
     found: dict[str, str] = {}
     for name, spellings in SPELLINGS.items():
         if spelling := next((one for one in spellings.split() if one in plain), None):
@@ -350,7 +357,7 @@ def read_numbers(column: pd.Series, name: str, where: str, commas: bool = False)
         lost = pd.Series(np.isinf(values))
     if lost.any():
         row = int(np.flatnonzero(lost)[0])
-        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])!r}")
+        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])[:60]!r}")
     return values
 
 

@@ -9,13 +9,19 @@ import pathlib
 import re
 import warnings
 import zipfile
+import zlib
+import zoneinfo
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
 import pyarrow.parquet as pq
+from pandas.io.parsers import TextParser
+from pyarrow import ipc
 
 from cpbkit.data import times
 from cpbkit.data.unpack import check_methods, gunzip, unzip
@@ -25,10 +31,14 @@ log = logging.getLogger(__name__)
 
 TEXT = ("csv", "txt", "tsv", "dat")
 KINDS = (*TEXT, "json", "jsonl", "ndjson", "parquet", "pq", "feather", "arrow", "ft", "xlsx", "gz", "zip")
-UNPACKED = 64 << 20  # bytes that any packed file may hold
-TIMES_PACKED = 100  # more, if the file is large: bars of many digits shrink to a tenth, flat ones to a fiftieth
-PARQUET_ROWS = 2_000_000  # that any file may hold; more, if it is large: a row of bars takes more than a byte
+UNPACKED = 32 << 20  # bytes that any packed file may hold
+TIMES_PACKED = 50  # more, if the file is large: bars of many digits shrink to a tenth, flat ones to a fiftieth
+ROWS = 2_000_000  # that any Parquet or feather file may hold; more, if it is large: a row takes more than a byte
 JSON_DEPTH = 6
+JSON_SIZE = 128 << 20  # bytes; parsed it takes ten times as much
+COLUMNS = 10_000  # of any table: 1,500 tickers side by side have fewer
+LINE = 1 << 20  # bytes of the first line
+SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
 MARGIN = ("schema", "index", "columns", "data")  # of pandas' own JSON
 
@@ -80,9 +90,20 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
     digest = hashlib.sha256(blob).hexdigest()
     try:
         table = _from_bytes(blob, path.name)
-    # Arrow's errors are ValueErrors; nested or huge JSON ends in one of the others.
-    except (ValueError, OSError, EOFError, KeyError, RecursionError, OverflowError, pa.ArrowException) as error:
-        raise DataError(f"{path.name} cannot be read as what its name says: {str(error)[:300]}") from None
+    # Arrow's errors are ValueErrors; nested or huge JSON, and what pandas noted in a Parquet file, end in the others.
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+        pa.ArrowException,
+    ) as error:
+        raise DataError(
+            f"{path.name}: it cannot be read as what its name says: {' '.join(str(error).split())[:300]}"
+        ) from None
     return with_index(table, path.name), digest
 
 
@@ -93,7 +114,9 @@ def with_index(table: pd.DataFrame, name: str) -> pd.DataFrame:
     if not isinstance(table.index, pd.RangeIndex):
         table = table.reset_index()
     if not len(table):
-        raise DataError(f"{name} holds no rows")
+        raise DataError(f"{name}: it holds no rows")
+    if len(table.columns) > COLUMNS:
+        raise DataError(f"{name}: a table may have {COLUMNS:,} columns; got {len(table.columns):,}")
     return table.reset_index(drop=True)
 
 
@@ -121,11 +144,10 @@ def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
         name = name.lower()
     kind = name.rpartition(".")[2]
     if kind in ("parquet", "pq"):
-        rows = pq.ParquetFile(pa.BufferReader(blob)).metadata.num_rows
-        if rows > max(PARQUET_ROWS, len(blob)):
-            raise ValueError(f"it promises {rows:,} rows in {len(blob):,} bytes, which no bars fit into")
-        return pd.read_parquet(io.BytesIO(blob))
+        return _from_parquet(blob, limit)
     if kind in ("feather", "arrow", "ft"):
+        rows = pyarrow.dataset.IpcFileFormat().make_fragment(pa.py_buffer(blob)).count_rows()
+        _check_rows(rows, len(ipc.open_file(pa.py_buffer(blob)).schema), blob)
         return pd.read_feather(io.BytesIO(blob))
     if kind in ("json", "jsonl", "ndjson"):
         return _from_json(blob)
@@ -139,19 +161,86 @@ def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
     )
 
 
+def _from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
+    told = pq.ParquetFile(pa.BufferReader(blob))
+    _check_rows(told.metadata.num_rows, told.metadata.num_columns, blob)
+    flat = [field.name for field in told.schema_arrow if not pa.types.is_nested(field.type)]
+    leaves = [told.schema.column(i) for i in range(told.metadata.num_columns)]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.path in flat]
+    groups = [told.metadata.row_group(i) for i in range(told.metadata.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    if size <= limit:
+        # One long text may stand in every row: such a column is first read as a list of its different texts.
+        table = pq.ParquetFile(pa.BufferReader(blob), read_dictionary=texts).read(columns=flat)
+        for chunk in (chunk for name in texts for chunk in table[name].chunks):
+            if pa.types.is_dictionary(chunk.type) and len(chunk.dictionary):
+                size += pc.max(pc.binary_length(chunk.dictionary)).as_py() * len(chunk)
+    if size > limit:
+        raise ValueError(f"it unpacks to more than {limit:,} bytes")
+    for name in texts:
+        at = table.schema.get_field_index(name)
+        table = table.set_column(
+            at, told.schema_arrow.field(name), table[name].cast(told.schema_arrow.field(name).type)
+        )
+    return table.to_pandas()
+
+
+def _check_rows(rows: int, columns: int, blob: bytes) -> None:
+    if columns > COLUMNS:
+        raise ValueError(f"a table may have {COLUMNS:,} columns; got {columns:,}")
+    if rows > max(ROWS, len(blob)) or rows * columns > max(8 * ROWS, 16 * len(blob)):
+        what = f"{rows:,} rows of {columns:,} columns"
+        raise ValueError(f"it promises {what} in {len(blob):,} bytes, which no bars fit into")
+
+
 def _from_excel(blob: bytes, limit: int) -> pd.DataFrame:
-    with zipfile.ZipFile(io.BytesIO(blob)) as box:
-        check_methods(box.infolist())
-        if (size := sum(member.file_size for member in box.infolist())) > limit:  # zipfile reads no more than this
-            raise ValueError(f"it unpacks to {size:,} bytes")
     try:
-        return pd.read_excel(io.BytesIO(blob))
+        with zipfile.ZipFile(io.BytesIO(blob)) as box:
+            check_methods(box.infolist())
+            if (size := sum(member.file_size for member in box.infolist())) > limit:  # zipfile reads no more than this
+                raise ValueError(f"it unpacks to {size:,} bytes")
+            for part in map(box.read, box.infolist()):
+                if part.count(b"<") > 1000 + len(part) // 6:  # a cell of a sheet takes seven bytes a mark
+                    raise ValueError("it has more marks than cells could fill")
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"it is no Excel file ({error})") from None
+    try:
+        import openpyxl
     except ImportError:
         raise DataError('.xlsx is read by openpyxl, which is not here: pip install "cpbkit[excel]"') from None
+    book = openpyxl.load_workbook(io.BytesIO(blob), read_only=True, data_only=True, keep_links=False)
+    tables = {sheet.title: _from_sheet(sheet) for sheet in book.worksheets[:SHEETS]}
+    tables = {title: table for title, table in tables.items() if len(table.columns) >= 5}
+    if not tables:
+        raise ValueError("no sheet has five columns: a time and four prices")
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    if odd := [title for title in tables if not re.fullmatch(r"[A-Z0-9]{2,15}([-_/ ]?[A-Z]{3,5})?", title)]:
+        raise ValueError(f"it has {len(tables)} sheets; name each after its symbol, as {odd[0][:40]!r} is not")
+    return pd.concat([_with_symbol(table, title) for title, table in tables.items()], ignore_index=True)
+
+
+def _from_sheet(sheet) -> pd.DataFrame:
+    """Read the rows of a sheet. What it leaves out is filled in, so a cell far off would bring a million rows."""
+    rows, blank = [], 0
+    for row in sheet.iter_rows(max_row=1 << 20, max_col=SHEET_COLUMNS, values_only=True):
+        blank = 0 if any(cell is not None for cell in row) else blank + 1
+        if blank > SHEET_BLANKS:
+            break
+        if not blank:
+            rows.append(row)
+    width = max((i + 1 for row in rows[:50] for i, cell in enumerate(row) if cell is not None), default=0)
+    return TextParser([list(row[:width]) for row in rows], header=0).read() if len(rows) > 1 else pd.DataFrame()
 
 
 def _from_json(blob: bytes) -> pd.DataFrame:
-    text = _decoded(blob)
+    if len(blob) > JSON_SIZE:
+        raise ValueError(f"JSON may have {JSON_SIZE >> 20} MiB; got {len(blob) >> 20}. Write Parquet, feather or CSV")
+    # A list takes two bytes here and sixty in memory; one of a bar's four prices and time has more than ten.
+    if blob.count(b"[") + blob.count(b"{") > 1000 + len(blob) // 10:
+        raise ValueError("it has more lists than bars could fill")
+    text = _decode(blob)[0]
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -163,7 +252,8 @@ def _from_json(blob: bytes) -> pd.DataFrame:
         raise ValueError("no rows of bars in it")
     largest = max(len(table) for _, table in found)
     found = [(symbol, table) for symbol, table in found if len(table) > largest / 10]  # not a list of warnings
-    return pd.concat([_with_symbol(table, symbol) for symbol, table in found])
+    tables = [_with_symbol(table, symbol) for symbol, table in found]
+    return pd.concat(tables, ignore_index=all(isinstance(table.index, pd.RangeIndex) for table in tables))
 
 
 def _with_symbol(table: pd.DataFrame, symbol: str) -> pd.DataFrame:
@@ -174,7 +264,7 @@ def _with_symbol(table: pd.DataFrame, symbol: str) -> pd.DataFrame:
     return table
 
 
-def _find_rows(data: object, symbol: str, depth: int) -> Iterator[tuple[str, pd.DataFrame]]:
+def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterator[tuple[str, pd.DataFrame]]:
     """Find the tables in JSON: rows or records, columns as lists or by time; each with its symbol."""
     if depth > JSON_DEPTH:
         raise ValueError(f"it is nested more than {JSON_DEPTH} deep")
@@ -183,7 +273,7 @@ def _find_rows(data: object, symbol: str, depth: int) -> Iterator[tuple[str, pd.
             if len(data) == 1 and isinstance(data[0], dict) and not _is_record(data[0]):
                 yield from _find_rows(data[0], symbol, depth + 1)
             elif not isinstance(data[0], list) or len(data[0]) >= 5:
-                yield symbol, pd.DataFrame(data)
+                yield symbol, _as_table(data)
         return
     if not isinstance(data, dict):
         return
@@ -191,26 +281,63 @@ def _find_rows(data: object, symbol: str, depth: int) -> Iterator[tuple[str, pd.
     symbol = next(
         (part[key] for part in beside for key in ("symbol", "ticker", "pair") if _is_word(part.get(key))), symbol
     )
+    zone = next((v for part in beside for key, v in part.items() if key.lower().endswith("time zone")), zone)
     if set(data) >= {"columns", "data"} and isinstance(data["columns"], list):
+        if isinstance(data["data"], list) and all(isinstance(row, list) for row in data["data"]):
+            _check_common(data["data"])
         yield symbol, pd.DataFrame(data["data"], index=data.get("index"), columns=data["columns"])
         return
     lists = {key: value for key, value in data.items() if isinstance(value, list)}
     plain = {key for key, value in lists.items() if value and not isinstance(value[0], list | dict)}
     longest = max((len(lists[key]) for key in plain), default=0)
     if len(columns := {key: lists[key] for key in plain if len(lists[key]) == longest}) >= 4:
+        if len(columns) > COLUMNS:
+            raise ValueError(f"it has {len(columns):,} columns")
         yield symbol, pd.DataFrame({key: columns[key] for key in data if key in columns})
         return
     inner = {key: value for key, value in data.items() if isinstance(value, dict)}
     if len(inner) >= 4 and all(not isinstance(v, list | dict) for value in inner.values() for v in value.values()):
         by_column = {"open", "close"} <= {key.lower() for key in inner}
-        table = pd.DataFrame(inner) if by_column else pd.DataFrame.from_dict(inner, orient="index")
-        yield symbol, table.rename_axis("time")
+        _check_common(list(inner.values()))
+        table = pd.DataFrame(inner) if by_column else _as_table(list(inner.values())).set_axis(list(inner))
+        yield symbol, table.set_axis(_in_zone(table.index, zone)).rename_axis("time")
         return
     several = sum(isinstance(value, list | dict) for value in data.values()) > 1
     for key, value in data.items():
         least = 3 if several else 5  # Kraken's {"XXBTZUSD": [...]}, and {"BTC": [...], "ETH": [...]}
         as_symbol = key.lower() not in MARGIN and re.fullmatch(rf"[A-Z0-9/_.:-]{{{least},30}}", key)
-        yield from _find_rows(value, key if as_symbol else symbol, depth + 1)
+        yield from _find_rows(value, key if as_symbol else symbol, depth + 1, zone)
+
+
+def _as_table(rows: list) -> pd.DataFrame:
+    """Make a table of rows, which are lists or objects. Errors: as `_check_common`."""
+    rows = [_flat(row) if isinstance(row, dict) else row for row in rows]
+    _check_common(rows)
+    return pd.DataFrame(rows)
+
+
+def _check_common(rows: list) -> None:
+    """Raise ValueError for rows of which a table would be mostly empty, and take any amount of memory."""
+    same = all(isinstance(row, dict) for row in rows)
+    width = len(set().union(*rows)) if same else max(map(len, rows), default=0)
+    if width * len(rows) > 100_000 + 8 * sum(map(len, rows)):
+        raise ValueError(f"its rows have too little in common: {len(rows):,} rows, {width:,} different cells")
+
+
+def _flat(row: dict, depth: int = 2) -> dict:
+    """Lift what lies in objects inside a row: {"timeOpen": ..., "quote": {"USD": {"open": ...}}} of CoinMarketCap."""
+    if not depth or not any(isinstance(value, dict) for value in row.values()):
+        return row
+    inner = [_flat(value, depth - 1) for value in row.values() if isinstance(value, dict)]
+    flat = {key: value for key, value in row.items() if not isinstance(value, dict)}
+    return {key: value for part in (*inner, flat) for key, value in part.items()}
+
+
+def _in_zone(index: pd.Index, zone: object) -> pd.Index:
+    """Read times of day in the zone that stands beside them, "6. Time Zone": "US/Eastern" of Alpha Vantage."""
+    if not isinstance(zone, str) or zone not in zoneinfo.available_timezones() or len(index[0]) <= 10:
+        return index  # a day alone belongs to no zone
+    return pd.DatetimeIndex(index).tz_localize(zone).tz_convert("UTC")
 
 
 def _is_record(row: dict) -> bool:
@@ -221,30 +348,33 @@ def _is_word(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 30
 
 
-def _decoded(blob: bytes) -> str:
+def _decode(blob: bytes) -> tuple[str, str]:
     for encoding in ("utf-16",) if blob[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "cp1252"):
         try:
-            return blob.decode(encoding)
+            return blob.decode(encoding), encoding
         except UnicodeDecodeError:
             continue
     raise ValueError("its text is neither UTF-8 nor UTF-16")
 
 
 def _from_text(blob: bytes) -> pd.DataFrame:
-    text = _decoded(blob)
-    if not text.strip():
-        raise ValueError("No columns to parse: it is empty")
+    if len(blob) > LINE and not re.search(rb"[\r\n]", blob[:LINE]):
+        raise ValueError(f"its first line has more than {LINE:,} bytes")
+    text, encoding = _decode(blob)
     # A banner before the table, and a separator, are seen on its first lines.
     head = text[:65536].splitlines()[:50]
+    if not any(map(str.strip, head)):
+        raise ValueError("No columns to parse: it is empty")
+    del text
     separator = max(";\t|,", key=lambda mark: sum(mark in line for line in head[:-1] or head))
     cells = list(csv.reader(head, delimiter=separator))
     width = Counter(map(len, cells)).most_common(1)[0][0] if cells else 0
     skip = next((i for i, row in enumerate(cells) if len(row) == width), 0)  # a banner has another width
     rows = [[cell.strip() for cell in row] for row in cells[skip:]]
     header: int | list[int] | None = None if rows and all(map(is_value, rows[0])) else 0
-    levels = next((i for i, row in enumerate(rows[:4]) if i >= 2 and row[0].isalpha() and not any(row[1:])), 0)
-    arguments = dict(sep=separator, skiprows=skip, low_memory=False, skipinitialspace=True)
-    buffer = io.StringIO(text)
+    levels = next((i for i, row in enumerate(rows[:4]) if i >= 2 and row and row[0].isalpha() and not any(row[1:])), 0)
+    arguments = dict(sep=separator, skiprows=skip, encoding=encoding, low_memory=False, skipinitialspace=True)
+    buffer = io.BytesIO(blob)  # text would take four bytes a letter there
     if levels:  # yfinance: prices, tickers, and a line with the index's name alone
         return pd.read_csv(buffer, header=[0, 1], index_col=0, **arguments).rename_axis(rows[levels][0])
     # A time of day such as 093100 must keep its zeros, and so must the day beside it.
@@ -288,5 +418,5 @@ def _numbers(column: pd.Series, name: str, where: str) -> np.ndarray:
         lost = pd.Series(np.isinf(values))
     if lost.any():
         row = int(np.flatnonzero(lost)[0])
-        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])!r}")
+        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])[:60]!r}")
     return values

@@ -1,5 +1,6 @@
 """Take apart what is packed, with a bound on what comes out: a few bytes can promise any amount."""
 
+import gzip
 import io
 import struct
 import zipfile
@@ -14,19 +15,16 @@ class NotUnpacked(ValueError):
 
 def gunzip(blob: bytes, limit: int) -> bytes:
     """Unpack gzip, also of several members, to at most `limit` bytes; NotUnpacked else."""
-    out, rest = bytearray(), blob
-    while rest:
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            out += stream.decompress(rest, limit + 1 - len(out))
-        except zlib.error as error:
-            raise NotUnpacked(f"it is not gzip that can be read ({error})") from None
-        if len(out) > limit:
-            raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
-        if not stream.eof:
-            raise NotUnpacked("its end is missing")
-        rest = stream.unused_data.lstrip(b"\0")  # some writers pad
-    return bytes(out)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(blob)) as file:
+            content = file.read(limit + 1)
+    except EOFError:
+        raise NotUnpacked("its end is missing") from None
+    except (OSError, zlib.error) as error:
+        raise NotUnpacked(f"it is not gzip that can be read ({error})") from None
+    if len(content) > limit:
+        raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
+    return content
 
 
 def unzip(blob: bytes, limit: int) -> tuple[str, bytes]:
@@ -39,15 +37,17 @@ def unzip(blob: bytes, limit: int) -> tuple[str, bytes]:
                 raise NotUnpacked(f"a zip must hold one file; got {len(members)}. Unpack it first")
             check_methods(members)
             with box.open(members[0]) as member:
-                content = member.read(limit + 1)  # as much as there is, whatever the zip says of itself
+                out = io.BytesIO()  # read() of a member, told how much, holds it twice
+                while out.tell() <= limit and (piece := member.read(1 << 20)):  # whatever the zip says of itself
+                    out.write(piece)
     except NotUnpacked:
         raise
     # What garbage makes zipfile raise, besides its own error, depends on where the garbage is.
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise NotUnpacked(f"it is not a zip that can be read ({error})") from None
-    if len(content) > limit:
+    if out.tell() > limit:
         raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
-    return members[0].filename, content
+    return members[0].filename, out.getvalue()
 
 
 def check_methods(members: list[zipfile.ZipInfo]) -> None:

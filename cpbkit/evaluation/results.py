@@ -4,9 +4,28 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_origin
+from datetime import datetime
+from typing import Any
 
 from cpbkit import foreign
+
+LOSSES = {"train?": float, "validation?": float}
+WHOLE = ("nominal", "dates", "over_time", "unit", "width", "coverage")  # of what intervals held, what views show
+HELD = {  # by the prediction intervals of a head
+    **{"nominal?": float, "dates?": [datetime], "over_time?": [float], "unit?": str, "width?": float},
+    **{
+        "coverage?": float,
+        "coverage_wild?": float | None,
+        "coverage_worst_step?": float | None,
+        "score?": float,
+        "crps?": float,
+    },
+    **{"score_persistence?": float, "crps_persistence?": float},
+}
+INNER = {  # what the types of the fields leave open
+    **{"test?": {"*": {"spread?": float}}, "persistence?": LOSSES, "mean?": LOSSES, "dates?": {"*": (str, str)}},
+    **{"prediction_intervals?": {"*": HELD}},
+}
 
 
 @dataclass(frozen=True)
@@ -47,11 +66,17 @@ class ResultLine:
         raw = foreign.parse(text, dict)
         if "intervals" in raw:  # as earlier versions called them
             raw["prediction_intervals"] = raw.pop("intervals")
-        fields = {f.name: get_origin(f.type) or f.type for f in dataclasses.fields(cls)}
-        foreign.check(
-            raw, {name if name in ("series", "status") else f"{name}?": form for name, form in fields.items()}
-        )
+        foreign.check(raw, {**foreign.form_of(cls), **INNER})
+        for told in raw.get("prediction_intervals", {}).values():
+            if len(told.get("dates", ())) != len(told.get("over_time", ())):
+                raise foreign.Damaged("'over_time' is of other dates")
+        fields = {f.name for f in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in raw.items() if name in fields})
+
+    def coverage(self) -> dict[str, dict]:
+        """Return what the prediction intervals held, by head, where all of it is told."""
+        whole = {head: told for head, told in self.prediction_intervals.items() if told.keys() >= set(WHOLE)}
+        return {head: told for head, told in whole.items() if told["dates"]}
 
     def to_json(self) -> str:
         """Write it as one line of JSON. Errors: ValueError for a number that is not finite."""

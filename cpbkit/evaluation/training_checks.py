@@ -41,33 +41,36 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
         yield "finite", "OK", f"every loss of {line.epochs} epochs"
     if "could not be captured" in line.mode:
         yield "step", "NOTE", line.mode
-    size = math.sqrt(line.persistence["train"])
+    size = math.sqrt(max(line.persistence.get("train", 0.0), 0.0))
     verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
     why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
     yield "target scale", verdict, f"scaled targets are {size:.3g} on average{why}"
     curve = {name: [value for value in values if value is not None] for name, values in line.curve.items()}
-    if curve["train"]:
-        spreads = {head: judged["spread"] for head, judged in line.test.items()}
+    if curve.get("train") and line.persistence:
+        spreads = {head: judged.get("spread", 0.0) for head, judged in line.test.items()}
         yield from _check_losses(curve, {"persistence": line.persistence} | ({"mean": line.mean} if line.mean else {}))
         yield from _check_gradient(curve, spreads)
         yield from _check_outputs(spreads)
 
 
 def _check_losses(curve: dict[str, list], baselines: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
-    train, validation = curve["train"], curve["validation"]
-    beside = ", ".join(f"{kind} {losses['train']:.3g}" for kind, losses in baselines.items())
-    usual = train[0] < FIRST_LOSS * max(losses["train"] for losses in baselines.values())
+    train, validation = curve["train"], curve.get("validation", [])
+    beside = ", ".join(f"{kind} {losses.get('train', math.nan):.3g}" for kind, losses in baselines.items())
+    usual = train[0] < FIRST_LOSS * max(losses.get("train", 0.0) for losses in baselines.values())
     yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
     falls = min(train) < STUCK * train[0]
     yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
     if validation:
-        best, (least, kind) = min(validation), min((losses["validation"], kind) for kind, losses in baselines.items())
+        best, (least, kind) = (
+            min(validation),
+            min((losses.get("validation", math.inf), kind) for kind, losses in baselines.items()),
+        )
         verdict = "OK" if best < least else "NOTE"
         yield "holds", verdict, f"best validation loss {best:.4g}, that of {kind} {least:.4g}"
 
 
 def _check_gradient(curve: dict[str, list], spreads: dict[str, float]) -> Iterable[tuple[str, str, str]]:
-    norms, clipped = curve["gradient_norm"], curve["clipped"]
+    norms, clipped = curve.get("gradient_norm", []), curve.get("clipped", [])
     if not (norms and clipped):
         return
     if max(norms):

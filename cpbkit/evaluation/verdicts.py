@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from cpbkit import foreign
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import baselines, metrics
 from cpbkit.evaluation.results import ResultLine
@@ -96,10 +97,18 @@ class Judgement:
         named: dict[str, Any] = {EARLIER_NAMES.get(name, name): value for name, value in raw.items()}
         known = {field.name for field in dataclasses.fields(cls)}
         try:
-            told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items() if k in known}
-            return cls(**told)
-        except TypeError as error:
+            foreign.check(named, foreign.form_of(cls))
+        except foreign.Damaged as error:
             raise CpbkitError(f"this run was judged by another version of cpbkit; sweep anew ({error})") from None
+        if not (0 <= named["p"] <= 1 and named["windows"] >= 0 and named["horizon"] >= 1):
+            raise CpbkitError(f"no model is judged so: p {named['p']}, {named['windows']} windows; sweep anew")
+        if named["best_baseline"] not in named["baselines"]:
+            raise CpbkitError(f"the best baseline must be one of {', '.join(named['baselines'])[:200]}; sweep anew")
+        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items() if k in known}
+        for name in ("persistence_skill", "direction", "ic", "fee"):  # a value without an interval says nothing
+            if None in (told.get(f"{name}_low"), told.get(f"{name}_high")):
+                told[name] = None
+        return cls(**told)
 
     @property
     def is_enough(self) -> bool:

@@ -1,10 +1,11 @@
 """Models of a repository on the Hub: each is downloaded when it is asked for, checked, and never executed."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 
+from cpbkit import foreign
+from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import meanings
 from cpbkit.foreign import Damaged
@@ -23,7 +24,12 @@ class Repository:
         # One commit for all files: another that comes between two downloads does not mix with it.
         found = ask(f"loading {repo}", lambda: self._api.model_info(repo, revision=revision))
         self.revision = str(found.sha)
-        index = _parse(self._get(INDEX, MAX_INDEX), repo)
+        if not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            raise HubError(f"loading {repo}: a commit has 40 hexadecimal digits; got {self.revision[:60]!r}")
+        try:
+            index = foreign.parse(self._get(INDEX, MAX_INDEX), limit=MAX_INDEX)
+        except Damaged as error:
+            raise HubError(f"{INDEX} of {repo} cannot be read: {error}") from None
         if not isinstance(index, dict) or index.get("format") != FORMAT or not isinstance(index.get("models"), dict):
             raise HubError(f"{repo} holds no models that this version of cpbkit reads (format {FORMAT})")
         self._sha256 = index["models"]
@@ -54,7 +60,7 @@ class Repository:
             text = self._get("results.jsonl", MAX_LEDGER).decode(errors="replace")
             try:
                 self._meanings = meanings(map(ResultLine.from_json, text.splitlines()))
-            except (Damaged, ValueError, KeyError, TypeError, AttributeError) as error:
+            except CpbkitError as error:
                 raise HubError(f"results.jsonl of {self.repo} cannot be read: {error}") from None
         return self._meanings.get(series, "")
 
@@ -69,10 +75,3 @@ def load(repo: str, revision: str | None = None) -> Repository:
     Errors: HubError for a repository that is not there or holds no models.
     """
     return Repository(repo, revision)
-
-
-def _parse(content: bytes, repo: str) -> object:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise HubError(f"{INDEX} of {repo} cannot be read: {error}") from None

@@ -270,7 +270,7 @@ def _charts(run: RunFolder, line: ResultLine) -> list[str]:
         inside = (np.abs(error) <= one.half[rows, -1]).mean()
         title = f"{name}, {one.target} of {head}: forecast {counted(int(last), 'bar')} before, and truth"
         drawn.append(chart(title, times, levels, edges, f"{inside:.0%} of the truth lies inside the interval"))
-    for head, told in line.prediction_intervals.items():
+    for head, told in line.coverage().items():
         if len(told["dates"]) > 1:
             times = np.array(told["dates"], "datetime64[m]")
             lines = {
@@ -327,14 +327,18 @@ def _intervals(results: Sequence[ResultLine]) -> dict:
         [
             label(line.series),
             head,
-            *(f"{100 * told[name]:.1f}" for name in ("coverage", "coverage_wild", "coverage_worst_step")),
+            *(_percent(told.get(name)) for name in ("coverage", "coverage_wild", "coverage_worst_step")),
             f"{_digits(told['width'])} {told['unit']}".strip(),
-            *(_digits(told[name]) for name in ("score", "score_persistence", "crps", "crps_persistence")),
+            *(_digits(told.get(name, np.nan)) for name in ("score", "score_persistence", "crps", "crps_persistence")),
         ]
         for line in results
-        for head, told in line.prediction_intervals.items()
+        for head, told in line.coverage().items()
     ]
     return {"intervals": rows, "interval_columns": COVERAGE_COLUMNS}
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
 
 
 def _training(
@@ -418,8 +422,9 @@ def _splits(results: Iterable[ResultLine]) -> list[list[str]]:
     parts, rows = ("train", "validation", "test"), []
     for line in results:
         if line.dates:
-            spans = [" to ".join(line.dates[part]).replace("T", " ") for part in parts]
-            rows.append((line.series, (*spans, " / ".join(f"{line.windows[part]:,}" for part in parts))))
+            spans = [" to ".join(line.dates.get(part, ())).replace("T", " ") for part in parts]
+            windows = " / ".join(f"{line.windows.get(part, 0):,}" for part in parts)
+            rows.append((line.series, (*spans, windows)))
     return _alike(rows)
 
 

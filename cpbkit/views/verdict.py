@@ -236,7 +236,7 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the share of truths inside each model's prediction intervals over the test split: a panel per head."""
     by_head: dict[str, list[Mapping]] = {}
     for line in results:
-        for head, told in line.prediction_intervals.items():
+        for head, told in line.coverage().items():
             by_head.setdefault(head, []).append(told)
     figure = Picture(WIDTH, 340)
     share = (WIDTH - 24) / max(1, len(by_head))
