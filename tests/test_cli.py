@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from functools import partial
 from unittest.mock import Mock
 
 import click
@@ -694,9 +693,7 @@ def test_ctrl_c_ends_a_sweep_cleanly(tmp_path):
     """A real process and a real signal while it trains; the second call finds everything as it was left."""
     command = [sys.executable, "-m", "cpbkit", *SWEEP, "--run", "r", "--executor", "local"]
     longer = [*command, "--epochs", "4000", "--set", "patience=4000"]
-    # Whoever runs the tests in the background has this signal ignored.
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(longer, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as sweep:
+    with subprocess.Popen(longer, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as sweep:
         seen = ""
         while "training" not in seen:
             seen = sweep.stderr.readline()
