@@ -86,7 +86,7 @@ def test_weights_begin_where_the_old_ones_ended_or_anew(run, monkeypatch, tmp_pa
     old = run["BTCUSDT_1h"].weights
     assert all(torch.equal(begun[True][name], old[name]) for name in old)
     assert not all(torch.equal(begun[False][name], old[name]) for name in old)
-    assert RunFolder(tmp_path / "zero").results()[0]["before"], "held against the old ones all the same"
+    assert RunFolder(tmp_path / "zero").results()[0].before, "held against the old ones all the same"
 
 
 def test_a_refit_that_was_stopped_goes_on_and_ends_the_same(run, child, monkeypatch, tmp_path):
