@@ -1,5 +1,5 @@
 # Each target sets everything up first; see setup.sh.
-.PHONY: demo docs test test-browser
+.PHONY: demo docs test test-browser test-long
 
 demo:
 	@python=$$(sh setup.sh) && $$python -m cpbkit demo
@@ -9,7 +9,11 @@ docs:
 	@python=$$(sh setup.sh dev) && $$python -W error -m pdoc cpbkit -o build/docs
 
 test:
-	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m "not alone and not lab" && $$python -m pytest -m alone
+	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m "not alone and not lab and not long"
+
+# What takes its time: kills, sixty days of records, a Ray cluster that loses a node.
+test-long:
+	@python=$$(sh setup.sh dev) && $$python -m pytest -n 2 --dist loadfile -m long && $$python -m pytest -m alone
 
 test-browser:
 	@python=$$(sh setup.sh dev,notebooks) && $$python -m pytest -m lab

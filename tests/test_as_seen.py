@@ -219,7 +219,7 @@ def test_a_finished_sweep_started_again_begins_with_what_is_done(swept):
     assert status(folder) == f"run: {TOTAL} of {TOTAL} done, 100 %, complete\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_that_was_killed_begins_with_what_is_done_and_ctrl_c_ends_it_in_a_sentence(tmp_path_factory):
     folder = make_folder(tmp_path_factory)
     ledger = folder / "run/results.jsonl"

@@ -828,7 +828,7 @@ def parent(server, tmp_path):
     parent.process.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_at_any_moment_costs_nothing_but_time(parent, server):
     assert parent.ask(parent.start("calm")) == 0
     calm, requests = parent.content("calm"), len(server.asked)

@@ -672,7 +672,7 @@ def test_calibration_alone_needs_no_bars(monkeypatch):
     assert cell["check"] == "iid, 24 ahead, 100 windows" and cell["evidence"].startswith("TOO FEW TO TELL")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smoke_finds_what_is_planted_and_nothing_else():
     told = json.loads(run("smoke", "--epochs", "4", "--json").stdout)
     assert told["planted"] == ["BTCUSDT_15m"] and not told["unexpected"] and not told["sick"]

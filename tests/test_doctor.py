@@ -95,6 +95,7 @@ def test_a_starved_step_is_cured_and_the_cure_is_measured():
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+@pytest.mark.long
 def test_a_variant_of_the_person_is_measured_beside():
     step = make_toy("cpu", WrittenLSTM(FEATURES, 16), 16)
     step = dataclasses.replace(step, variants={"nn.LSTM instead of the cell": make_toy("cpu", hidden=16)})

@@ -230,6 +230,7 @@ def test_an_echo_is_heard_and_a_forecast_is_not():
     assert leakage.check_echo(actual, origins, actual[origins + 3] + noise, 5).verdict == "OK"
 
 
+@pytest.mark.long
 def test_each_planted_leak_and_sickness_is_caught_and_nothing_where_none_is():
     for found, honest in ((planted.plant_leaks(), "no leak"), (planted.plant_sicknesses(), "no sickness")):
         assert [f for f in found if f.verdict != "OK"] == []

@@ -108,6 +108,7 @@ def lines_by_first_commit(world):
     return first
 
 
+@pytest.mark.long
 def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, monkeypatch):
     monkeypatch.setattr(client, "TRIES", 3)
     chance, spoken, late = random.Random(1), set(), []

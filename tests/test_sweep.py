@@ -93,6 +93,7 @@ def test_a_second_run_trains_nothing(undisturbed, monkeypatch):
     assert {line.series for line in sweep(TINY, undisturbed)} == set(TINY.series)
 
 
+@pytest.mark.long
 def test_processes_end_with_what_one_process_ends_with(tmp_path):
     sweep(TINY, tmp_path / "two", executor="processes", workers=2)
     plan = json.loads((tmp_path / "two/progress/plan.json").read_text())
@@ -176,7 +177,7 @@ def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
     assert end.line.status == "sick" and "not finite" in end.line.reason and end.model is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_keeps_a_checkpoint_and_ends_within_seconds(tmp_path, workers):
@@ -232,7 +233,7 @@ def _run_with_many_checkpoints(folder):
     sweep(TINY, folder, workers=1, command="cpbkit sweep")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_killed_at_random_moments_ends_bit_equal(undisturbed, tmp_path):
     kills, rng = 0, random.Random(0)
     (tmp_path / "killed/progress").mkdir(parents=True)  # the same plan: another stack rounds in another way
@@ -325,7 +326,7 @@ def test_a_sweep_that_was_stopped_begins_with_the_share_of_its_checkpoint(tmp_pa
     assert again[0] == pytest.approx(shares[-1]) and again == sorted(again) and again[-1] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_planted_share_is_found_where_it_is_and_nowhere_else(tmp_path):
     experiment = vary(
         PRESETS["quick"],

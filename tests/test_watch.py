@@ -438,6 +438,7 @@ def test_a_script_that_trains_nothing_says_so(tmp_path):
 # The score, and the comparison.
 
 
+@pytest.mark.long
 def test_a_folder_of_loops_is_scored_by_word_and_line(tmp_path):
     (tmp_path / "sleeping.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\n" + SCRIPT.replace("0.02)", "0.02)  # here"))
     (tmp_path / "needing.py").write_text("# expect: SYNC_BOUND\n# needs: gpu\nraise SystemExit(3)\n")
@@ -469,7 +470,7 @@ def test_the_loops_of_the_kit_say_what_they_expect_and_where():
         assert word in (HEALTHY, "NO_WORK_ON_GPU") or path.name == "__init__.py" or text.count("# here") == 1, path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["frames", "kept", "samples", "validating", "double", "healthy_dense"])
 def test_a_loop_of_the_kit_gets_its_verdict(name):
     row = inject(OWN_LOOPS / f"{name}.py")

@@ -64,7 +64,7 @@ def seconds_lost(before, after):
     return before[-1][0] - max(at for at, share in before if share <= after[0][1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_destroyed_at_a_random_moment_takes_little_work_with_it(tmp_path):
     lives = [random.uniform(3, 5), random.uniform(3, 5), 0]
     first, second, third = (run_machine(tmp_path / f"{i}", tmp_path / "kept", life) for i, life in enumerate(lives))
