@@ -13,6 +13,7 @@ import zlib
 import zoneinfo
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from xml.etree.ElementTree import ParseError
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,8 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
     digest = hashlib.sha256(blob).hexdigest()
     try:
         table = _from_bytes(blob, path.name)
-    # Arrow's errors are ValueErrors; nested or huge JSON, and what pandas noted in a Parquet file, end in the others.
+    # Arrow's errors are ValueErrors, those of a sheet's XML are not; nested or huge JSON, and what pandas noted in a
+    # Parquet file, end in the others.
     except (
         ValueError,
         OSError,
@@ -99,6 +101,7 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
         TypeError,
         RecursionError,
         OverflowError,
+        ParseError,
         pa.ArrowException,
     ) as error:
         raise DataError(
@@ -201,6 +204,8 @@ def _from_excel(blob: bytes, limit: int) -> pd.DataFrame:
             if (size := sum(member.file_size for member in box.infolist())) > limit:  # zipfile reads no more than this
                 raise ValueError(f"it unpacks to {size:,} bytes")
             for part in map(box.read, box.infolist()):
+                if b"<!DOCTYPE" in part:  # the format has none, and its entities may grow without end
+                    raise ValueError("its XML declares a document type")
                 if part.count(b"<") > 1000 + len(part) // 6:  # a cell of a sheet takes seven bytes a mark
                     raise ValueError("it has more marks than cells could fill")
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
