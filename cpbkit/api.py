@@ -27,7 +27,7 @@ from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.leakage import audit, check_overfit
-from cpbkit.evaluation.pooled import gather, say_all
+from cpbkit.evaluation.pooled import gather, pool, say_all
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
@@ -128,7 +128,7 @@ class Run:
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
         lines += filter(None, (advise(group, head) for head, group in by_head.items()))
         losses, _ = gather([line.series for line in self.results if line.test], self._folder.losses)
-        lines += say_all(losses).values()
+        lines += say_all(losses, {head: pool(parts) for head, parts in losses.items()}).values()
         lines += say_quantiles(self.results).values()
         return Verdicts(verdict_table(by_head), tuple(lines), self.results)
 

@@ -40,6 +40,6 @@ def serve(folder, host, port, trust_code):
     from cpbkit.views.site import Site
 
     run = open_run(folder, trust_code)
-    server, address = make_server(Site(run.folder, [run[name] for name in run]), host, port)
+    server, address = make_server(Site(run.folder, run.models()), host, port)
     click.echo(f"{address}  (Ctrl-C ends it)", err=True)
     server.run()

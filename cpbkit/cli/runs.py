@@ -263,7 +263,7 @@ def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
     if missing:
         trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
     together = {head: pool(parts) for head, parts in losses.items()}
-    heads |= say_all(losses)
+    heads |= say_all(losses, together)
     heads |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
     heads |= say_quantiles(results)
     document = {

@@ -41,8 +41,9 @@ def fetch_context(
     came later. Bars that close after `now` are left out. download: stands in for yfinance.download.
     Raises DataError for dates beyond Yahoo's reach, before any request; SourceError for tickers without bars.
     """
+    tickers = [ticker.upper() for ticker in tickers]
     context = _fetch(tickers, interval, start, end, download, now)
-    if lacking := [ticker for ticker in map(str.upper, tickers) if ticker not in context]:
+    if lacking := dict.fromkeys(ticker for ticker in tickers if ticker not in context):
         raise SourceError(f"Yahoo gave no closed bar of {', '.join(lacking)}{_WHY_NONE}")
     return context
 

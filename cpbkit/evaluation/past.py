@@ -39,6 +39,14 @@ class Past:
         last = self.last[:, None]
         return last * np.exp(y) if self.unit == "bp" else last + y
 
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the levels (W, A) between which the truth was expected."""
+        return self.levels(self.forecast - self.half), self.levels(self.forecast + self.half)
+
+    def bars(self) -> np.ndarray:
+        """Return when the bars start that were forecast: (W, A) int64, milliseconds since 1970."""
+        return self.times[:, None] + np.rint(1000 * self.step_seconds * self.ahead).astype(np.int64)
+
     def by_day(self) -> pd.DataFrame:
         """Say how large the errors were: a row per UTC day and step, with `rmse`, `persistence` and the share `inside`.
 

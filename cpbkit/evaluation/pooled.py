@@ -154,9 +154,12 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     return Pooled(verdict, len(parts), count, best, skill, low, high, statistic, win_rate)
 
 
-def say_all(losses: Mapping[str, Mapping[str, Losses]]) -> dict[str, str]:
-    """Say of each head how all series did at once, and of a refit whether the new weights are better than the old."""
-    said = {f"{head}, all series": f"{head}, {pool(parts).sentence()}" for head, parts in losses.items()}
+def say_all(losses: Mapping[str, Mapping[str, Losses]], together: Mapping[str, Pooled]) -> dict[str, str]:
+    """Say of each head how all series did at once, and of a refit whether the new weights are better than the old.
+
+    together: what `pool` made of the losses of each head.
+    """
+    said = {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in together.items()}
     for head, parts in losses.items():
         if old := losses.get(head + OLD):
             pair = compare_pairs({"new": parts, "old": old}).iloc[0]

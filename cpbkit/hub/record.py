@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
@@ -171,7 +172,7 @@ def read_lines(api: HfApi, repo: str, path: str, commit: str) -> pd.DataFrame:
     Errors: HubError for a file that is none of this format.
     """
     table = from_parquet(read(api, repo, path, commit, MAX_FILE, "dataset"), SCHEMA, f"{path} of {repo}")
-    day = path[-len("2025-03-01.parquet") :].removesuffix(".parquet")
+    day = PurePosixPath(path).stem
     intervals = table["series"].str.extract(r"^\w{1,60}_(\w+)$")[0]
     step = pd.to_timedelta(intervals.map(INTERVAL_SECONDS), unit="s")
     ahead = (table["bar"] - table["origin"]) / step

@@ -41,7 +41,8 @@ from cpbkit.windows.splits import folds, split
 log = logging.getLogger(__name__)
 # Gets the bars of an experiment by series, and tells what it is doing.
 Load: TypeAlias = Callable[[Experiment, Callable[[str], None]], Mapping[str, Klines | Trace | Series]]
-STATUS_SECONDS = 1.0  # at most, while anything is heard, between two words left for `cpbkit status`
+# At most, while anything is heard, between two words left for `cpbkit status` and two looks for `cpbkit stop`.
+STATUS_SECONDS = 1.0
 
 
 def sweep(
@@ -149,10 +150,8 @@ def _find_seen(experiment: Experiment, series: Mapping[str, Series], parents: Ma
     seen = {}
     for name in series.keys() & parents.keys():
         _, about = checkpoint.load(parents[name], {"dates": {"validation": (str, str)}})
-        known, first = (
-            about["dates"]["validation"][1],
-            split(series[name], experiment.task).dates(series[name])["test"][0],
-        )
+        known = about["dates"]["validation"][1]
+        first = split(series[name], experiment.task).dates(series[name])["test"][0]
         if first <= known:
             seen[name] = f"the weights before it have seen bars up to {known}, and its test would begin at {first}"
     return seen
@@ -408,11 +407,11 @@ def _teller(run: RunFolder, state: State, on_progress: Callable[[State], None]) 
         nonlocal told
         state.stage = stage
         on_progress(state)
-        wishes = run.wishes()
-        stopping.wish(wishes["end"], wishes["series"])
         if time.monotonic() - told >= STATUS_SECONDS:
             told = time.monotonic()
             _leave_word(run, state)
+            wishes = run.wishes()
+            stopping.wish(wishes["end"], wishes["series"])
 
     return tell
 

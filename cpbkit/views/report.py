@@ -26,6 +26,7 @@ from cpbkit.views.loss import is_synthetic, lowest, relative
 from cpbkit.views.page import STYLE
 from cpbkit.views.panels import sweep_html
 from cpbkit.views.style import DARK, NAMES, label, stamped
+from cpbkit.views.verdict import skill_frame
 
 PARTS_AT_MOST = 200  # series that have a part of their own; 10,000 would make a page that no browser opens
 SHOWN = 160  # windows of a chart of forecasts
@@ -200,15 +201,6 @@ def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, lo
     ]
 
 
-def skill_frame(group: Mapping[str, verdicts.Judgement]) -> tuple[float, float]:
-    """Return the extent of the marks of all skills of one head."""
-    ends = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in group.values()] or [(0, 0)]
-    # One model that is far off, or has too few windows for an interval, must not flatten all others.
-    low, high = np.percentile(ends, [10, 90])
-    reach = 1.5 * (high - low) or 0.01
-    return min(0.0, max(np.min(ends), low - reach)), max(0.0, min(np.max(ends), high + reach))
-
-
 def skill_mark(j: verdicts.Judgement, low: float, high: float) -> str:
     """Draw a skill with its interval from `low` to `high`; the numbers stand beside it."""
     zero, middle, begin, end = (
@@ -264,12 +256,12 @@ def _charts(run: RunFolder, line: ResultLine) -> list[str]:
     for head, one in past.from_bytes(kept, name).items() if kept else ():
         rows, last = slice(-SHOWN, None), one.ahead[-1]
         levels = {kind: one.levels(y)[rows, -1] for kind, y in (("truth", one.truth), ("forecast", one.forecast))}
-        times = (one.times[rows] + round(1e3 * last * one.step_seconds)).astype("datetime64[ms]")
-        edges = one.levels(one.forecast - one.half)[rows, -1], one.levels(one.forecast + one.half)[rows, -1]
+        times = one.bars()[rows, -1].astype("datetime64[ms]")
+        low, high = (edge[rows, -1] for edge in one.edges())
         error = one.truth[rows, -1] - one.forecast[rows, -1]
         inside = (np.abs(error) <= one.half[rows, -1]).mean()
         title = f"{name}, {one.target} of {head}: forecast {counted(int(last), 'bar')} before, and truth"
-        drawn.append(chart(title, times, levels, edges, f"{inside:.0%} of the truth lies inside the interval"))
+        drawn.append(chart(title, times, levels, (low, high), f"{inside:.0%} of the truth lies inside the interval"))
     for head, told in line.coverage().items():
         if len(told["dates"]) > 1:
             times = np.array(told["dates"], "datetime64[m]")

@@ -23,8 +23,9 @@ from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.views.loss import is_synthetic
-from cpbkit.views.report import skill_frame, skill_mark, templates
+from cpbkit.views.report import skill_mark, templates
 from cpbkit.views.style import DARK, NAMES, label
+from cpbkit.views.verdict import skill_frame
 
 CANDLES = 180  # of the newest bars
 NO_FORECAST = "No forecast of the next bars"
@@ -208,16 +209,12 @@ def _relative(told: dict, own_unit: bool) -> dict:
 
 def _beside_truth(one: past.Past) -> dict:
     """Return past forecasts beside what happened, as levels; a list for each number of bars ahead."""
-    columns = {
-        "forecast": one.levels(one.forecast),
-        "low": one.levels(one.forecast - one.half),
-        "high": one.levels(one.forecast + one.half),
-        "truth": one.levels(one.truth),
-    }
+    low, high = one.edges()
+    columns = {"forecast": one.levels(one.forecast), "low": low, "high": high, "truth": one.levels(one.truth)}
     return {
         "target": one.target,
         "ahead": one.ahead.tolist(),
-        "time": [(one.times + round(1000 * step * one.step_seconds)).tolist() for step in one.ahead.tolist()],
+        "time": one.bars().T.tolist(),
         **{name: [_rounded(column) for column in values.T] for name, values in columns.items()},
     }
 

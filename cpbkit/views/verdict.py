@@ -69,22 +69,25 @@ def _tested(results: Sequence[ResultLine]) -> str:
     return f", test {min(first for first, _ in spans)[:10]} to {max(last for _, last in spans)[:10]}"
 
 
-def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mapping[str, Verdict], rows: int) -> None:
-    order = sorted(group, key=lambda name: -group[name].skill)
-    told = [group[name] for name in order]
-    reached = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in told]  # or no interval
-    ends = 100 * np.array(reached)
+def skill_frame(group: Mapping[str, Judgement]) -> tuple[float, float]:
+    """Return from where to where the skills of one head are drawn, as shares of 1."""
+    ends = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in group.values()] or [(0, 0)]
     # One model that is far off, or has too few windows for an interval, must not flatten all others.
     low, high = np.percentile(ends, [10, 90])
-    reach = 1.5 * (high - low) or 1.0
-    low, high = min(0.0, max(ends.min(), low - reach)), max(0.0, min(ends.max(), high + reach))
+    reach = 1.5 * (high - low) or 0.01
+    return min(0.0, max(np.min(ends), low - reach)), max(0.0, min(np.max(ends), high + reach))
+
+
+def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mapping[str, Verdict], rows: int) -> None:
+    order = sorted(group, key=lambda name: -group[name].skill)
+    low, high = (100 * end for end in skill_frame(group))
     pad = 0.03 * (high - low) or 0.1
     axes.axvline(0, color=INK, lw=1.2)
-    for y, (name, (begin, end)) in enumerate(zip(order, ends, strict=True)):
-        word = found[name].word
-        skill = 100 * group[name].skill
-        if group[name].is_enough:
-            axes.plot([begin, end], [y, y], color=COLOURS[word], lw=2, solid_capstyle="butt")
+    for y, name in enumerate(order):
+        word, j = found[name].word, group[name]
+        skill = 100 * j.skill
+        if j.is_enough:
+            axes.plot([100 * j.skill_low, 100 * j.skill_high], [y, y], color=COLOURS[word], lw=2, solid_capstyle="butt")
         beyond = skill < low - pad or skill > high + pad
         marker = "o" if not beyond else "<" if skill < low else ">"
         axes.plot(np.clip(skill, low - pad, high + pad), y, marker, color=COLOURS[word], ms=6, clip_on=False)
