@@ -82,9 +82,9 @@ def test_every_preset_is_measured_or_named():
 def one_core(monkeypatch):
     """Stay in this process, and measure next to nothing: the figures are not what is tested."""
 
-    def one_stack(experiment, series, *_):
+    def one_stack(experiment, series, *_, **__):
         epochs = experiment.training.epochs
-        return Plan([list(series)], 9, epochs, epochs, ["cpu"], 0.1 * epochs, "one stack")
+        return Plan([list(series)], 9, epochs, epochs, ["cpu"], 0.1 * epochs, "one stack", bytes=1 << 20)
 
     monkeypatch.setattr(sweep, "count_cores", lambda: 1)
     for module in (sweep, presets):
@@ -119,17 +119,27 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     assert "quick" in text and document["date"] in text and document["machine"]["cpu"] in text
 
 
-def test_presets_say_what_was_trained_and_what_was_extrapolated(one_core, monkeypatch):
-    monkeypatch.setattr(presets, "QUICK_TRAINING", 0.25)  # two epochs, says the plan
+def test_a_preset_tells_what_was_trained_and_what_was_extrapolated(one_core, monkeypatch):
     monkeypatch.setattr(presets, "SERIES", 2)
-    monkeypatch.setattr(presets, "BLOCK", 0.0)
-    document = json.loads(json.dumps(presets.bench_presets(["quick", "bandwidth"], quick=True, models=1)))
-    quick, bandwidth = document["rows"]
-    assert quick["seconds_for_all"] == pytest.approx(12 * quick["seconds_an_epoch"])
+    # An epoch of one model takes 0.1 s, says the plan, so one of two models takes 0.2 s.
+    rows = [json.loads(json.dumps(presets.measure(name, 1, 1.0, 0.5))) for name in ("quick", "bandwidth")]
+    quick, bandwidth = rows
+    assert quick["seconds_for_all"] == pytest.approx(12 * quick["seconds_an_epoch"]) and quick["memory"] == 1 << 20
     assert quick["trained_epochs"] == 2 and -1 < quick["skill"]["predictable"] < 1
     assert 0 < quick["skill"]["limit"] < 1 and bandwidth["skill"]["limit"] is None
     assert bandwidth["skill"]["head"] == "bandwidth" and bandwidth["skill"]["predictable"] is None
-    assert "extrapolated" in report.render(document)
+    short = presets.measure("quick", 1, 1.0, 0.1)  # not one epoch
+    assert short["trained_epochs"] == 0 and short["skill"]["predictable"] is None and short["seconds_for_all"] > 0
+
+
+def test_presets_are_measured_beside_each_other_and_told_in_order(monkeypatch):
+    monkeypatch.setattr(presets, "QUICK_TRAINING", 0.01)
+    said = []
+    document = presets.bench_presets(["gru_dense", "quick"], quick=True, models=1, say=said.append)
+    assert [row["preset"] for row in document["rows"]] == ["gru_dense", "quick"]
+    assert said[0].startswith("2 presets") and said[-1].startswith("[2/2] ")
+    text = report.render(document)
+    assert "extrapolated" in text and "None is shown" in text
 
 
 @pytest.mark.slow

@@ -22,13 +22,12 @@ from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import Judgement
-from cpbkit.views import style, timeline
+from cpbkit.views import strip, style
 from cpbkit.views.loss import loss_figure, relative
 from cpbkit.views.market import candle_figure, passport_figure
 from cpbkit.views.panels import PANEL_X, PANEL_Y, Frame, SweepPicture, sweep_html
-from cpbkit.views.strip import strips, ticks
+from cpbkit.views.strip import memory_html, strips, ticks
 from cpbkit.views.tables import COLOURS, verdict_html
-from cpbkit.views.timeline import memory_figure
 from cpbkit.views.verdict import forecast_figure, health_figure, verdict_figure
 from cpbkit.windows.series import Series
 
@@ -396,37 +395,17 @@ def test_a_sick_or_failed_model_says_why():
 # Memory
 
 
-def test_without_a_gpu_the_timeline_is_of_the_host_and_says_so():
-    monitor = made_up_monitor(gpu=False)
-    memory, load = memory_figure(monitor).axes
-    assert memory.get_title(loc="left") == "host memory, GB" and load.get_title(loc="left") == "CPU busy, %"
-    curve = memory.lines[1]
-    np.testing.assert_allclose(curve.get_ydata(), monitor["host"] / 1e9)
-    np.testing.assert_allclose(
-        60 * curve.get_xdata() if monitor["time"].max() >= 120 else curve.get_xdata(), monitor["time"]
-    )
-
-
-def test_with_a_gpu_it_is_of_the_device_and_keeps_the_events():
-    memory, load = memory_figure(made_up_monitor(gpu=True)).axes
-    assert memory.get_title(loc="left") == "GPU memory, GB" and load.get_title(loc="left") == "device busy, %"
-    reserved, allocated = memory.lines
-    assert set(reserved.get_ydata()) == {1.7} and set(allocated.get_ydata()) == {1.4}
-    assert [t.get_text() for t in memory.texts] == ["reserved 1.70", "allocated 1.40", "9 left the stack"]
-
-
-def test_what_was_not_measured_is_said():
-    assert "not measured here" in memory_figure(made_up_monitor(gpu=False).assign(utilisation=np.nan)).axes[
-        1
-    ].get_title(loc="left")
+def test_memory_and_load_of_a_diagnosis_are_one_piece_of_a_page():
+    drawn = memory_html(made_up_monitor(gpu=True), "Diagnosis of <quick>")
+    assert "Diagnosis of &lt;quick&gt;" in drawn and drawn.count('class="cpb-plot"') == 2
 
 
 def test_a_long_timeline_is_thinned_without_losing_its_peak():
     time, values = np.arange(50_000.0), np.ones(50_000)
     values[31_415] = 7
     values[:100] = np.nan
-    thin, (curve,) = timeline.thinned(time, [values])
-    assert len(thin) <= timeline.POINTS and np.nanmax(curve) == 7 and thin[0] == 0
+    thin, (curve,) = strip.thinned(time, [values])
+    assert len(thin) <= strip.POINTS and np.nanmax(curve) == 7 and thin[0] == 0
 
 
 # Verdicts
@@ -612,7 +591,6 @@ def test_every_check_is_a_mark_in_the_health_picture():
 def every_figure(synthetic: bool):
     results = made_up_results(synthetic=synthetic)
     yield loss_figure(results[0])
-    yield memory_figure(made_up_monitor(gpu=False), synthetic=synthetic)
     yield verdict_figure(results)
     yield candle_figure(made_up_klines(60, synthetic=synthetic))
     yield passport_figure([made_up_passport("BTCUSDT_1h", synthetic)])

@@ -1,29 +1,28 @@
 """`cpbkit bench presets`: which preset to take on this machine, in one table."""
 
+import concurrent.futures
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
-from cpbkit.bench.engine import Workers
 from cpbkit.bench.market import BARS, make_series
-from cpbkit.bench.sweep import MODELS, block, count_workers, start_engine
+from cpbkit.bench.sweep import MODELS
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.hardware import provenance
-from cpbkit.runs.plan import FORWARD_SHARE, Plan, make_plan
-from cpbkit.runs.sweep import Place
-from cpbkit.runs.worker import Result, Unit
-from cpbkit.windows.series import Series
-from cpbkit.windows.splits import split
+from cpbkit.hardware.environment import count_cores
+from cpbkit.runs.plan import TRIAL_SECONDS, make_plan
+from cpbkit.runs.worker import Result, Unit, work
 
 SERIES = 4  # that skill is measured on
-BLOCK, ROUNDS = 0.3, 3  # seconds, times
-TRAINING, QUICK_TRAINING = 20.0, 5.0  # seconds of training a preset gets
+TRAINING, QUICK_TRAINING = 20.0, 4.0  # seconds of training a preset gets
+QUICK_TRIAL_SECONDS = 1.0  # of the steps of a size of stack; wide networks are then timed in small stacks alone
 
 
 def bench_presets(
@@ -35,15 +34,20 @@ def bench_presets(
 ) -> dict:
     """Time each preset and train it for a short while on the same few series; return the document.
 
-    Time for forty is extrapolated from timed steps, with all epochs and no early stop.
+    Time for forty is extrapolated from timed steps, with all epochs and no early stop. As many presets as there are
+    cores are measured at once, each on one: so the processes of a sweep share the machine too.
     """
     names = [check_name("preset", name, PRESETS) for name in presets or PRESETS]
     seconds = QUICK_TRAINING if quick else TRAINING
-    rows = []
-    with Workers(count_workers()) as workers:
-        for name in names:
-            say(f"{name}: timing, then training for {seconds:.0f} s")
-            rows.append(time_preset(name, models, workers) | train_briefly(name, seconds))
+    rows: dict[str, dict] = {}
+    places = 1 if torch.cuda.is_available() else min(count_cores(), len(names))
+    say(f"{len(names)} presets, {places} at once: steps are timed, then {seconds:.0f} s of training each")
+    with concurrent.futures.ProcessPoolExecutor(places, multiprocessing.get_context("spawn")) as pool:
+        trial_seconds = QUICK_TRIAL_SECONDS if quick else TRIAL_SECONDS
+        asked = {pool.submit(measure, name, models, trial_seconds, seconds): name for name in names}
+        for done in concurrent.futures.as_completed(asked):
+            rows[asked[done]] = done.result()
+            say(f"[{len(rows)}/{len(names)}] {asked[done]}: {done.result()['plan']}")
     return {
         "bench": "presets",
         **provenance.describe(),
@@ -51,60 +55,39 @@ def bench_presets(
         "bars": BARS,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "training_seconds": seconds,
-        "rows": rows,
+        "rows": [rows[name] for name in names],
     }
 
 
-def time_preset(name: str, models: int, workers: Workers) -> dict:
-    """Time steps of the plan for so many series, and extrapolate."""
+def measure(name: str, models: int, trial_seconds: float, training_seconds: float) -> dict:
+    """Plan for so many series and extrapolate; then train a few of them in this process, judged as a sweep does.
+
+    A preset whose epoch takes longer than the training is timed alone, and shows no skill.
+    """
     experiment = PRESETS[name]
-    series = make_series(experiment.task, models)
-    plan = make_plan(experiment, {one.name: one for one in series})
-    runner = start_engine(experiment, series, plan, workers)
-    steps = block(runner, BLOCK)
-    pace = statistics.median(runner.rows * steps / runner.run(steps)[0] for _ in range(ROUNDS))
-    extra = FORWARD_SHARE * len(split(series[0], experiment.task).validation) / experiment.training.batch
-    epoch = (plan.steps + extra) * models / pace
+    series = make_series(experiment.task, max(models, SERIES))
+    plan = make_plan(experiment, {one.name: one for one in series[:models]}, trial_seconds=trial_seconds)
+    epoch = plan.seconds / plan.epochs
+    alone = epoch * len(plan.devices) * SERIES / models  # an epoch of the few on one core
+    epochs = min(plan.epochs, int(training_seconds / alone))
+    lines, begun = [], time.perf_counter()
+    if epochs:  # less than one would say nothing of the preset
+        trained = vary(experiment, epochs=epochs, steps=plan.steps)
+        unit = Unit(name, trained, series[:SERIES], plan.devices[0])
+        lines = [message.line for message in work(unit) if isinstance(message, Result)]
     return {
         "preset": name,
         "model": experiment.model.name,
         "width": experiment.model.width,
-        "steps_per_second": pace,
         "seconds_an_epoch": epoch,
-        "epochs": experiment.training.epochs,
-        "seconds_for_all": epoch * experiment.training.epochs,
-        "memory": runner.memory,
+        "epochs": plan.epochs,
+        "seconds_for_all": plan.seconds,
+        "memory": plan.bytes,
         "plan": plan.reason,
-    }
-
-
-def train_briefly(name: str, seconds: float) -> dict:
-    """Train a preset on a few series for about so many seconds and judge it as the sweep does."""
-    experiment = PRESETS[name]
-    series = make_series(experiment.task, SERIES)
-    plan = make_plan(experiment, {one.name: one for one in series})
-    epoch = plan.seconds / plan.epochs
-    epochs = min(experiment.training.epochs, max(1, int(seconds / epoch)))
-    steps = plan.steps if epoch <= seconds else max(1, int(plan.steps * seconds / epoch))
-    trained = vary(experiment, epochs=epochs, steps=steps)
-    begun = time.perf_counter()
-    lines = run(trained, series, plan)
-    return {
-        "trained_epochs": epochs * steps / plan.steps,
+        "trained_epochs": epochs,
         "trained_seconds": time.perf_counter() - begun,
         "skill": skills(lines, experiment),
     }
-
-
-def run(experiment: Experiment, series: Sequence[Series], plan: Plan) -> list[ResultLine]:
-    """Run the units where the sweep would, and return the lines of their ledger."""
-    known = {one.name: one for one in series}
-    units = [
-        Unit(name, experiment, tuple(known[n] for n in names), plan.devices[0])
-        for name, names in plan.named_units().items()
-    ]
-    messages = Place("processes", None).run(units, plan)
-    return [message.line for message in messages if isinstance(message, Result)]
 
 
 def skills(lines: Sequence[ResultLine], experiment: Experiment) -> dict:

@@ -204,7 +204,7 @@ def _presets(document: dict) -> list[str]:
         f"Time for {count} models is extrapolated from timed steps: all epochs, no early stop.",
         f"Skill: 1 - RMSE over that of the best naive forecast, after {document['training_seconds']:.0f} s of training",
         "or all epochs, on a few seeded series: those that can be forecast a little (limit: what any forecast of the",
-        "close could reach), and others.",
+        "close could reach), and others. None is shown where not one epoch fits into that time.",
         "",
     ]
     rows = []
@@ -222,7 +222,7 @@ def _presets(document: dict) -> list[str]:
                 str(row["epochs"]),
                 duration(row["seconds_for_all"]),
                 size(row["memory"]),
-                f"{row['trained_epochs']:.3g}",
+                str(row["trained_epochs"]),
                 *shares,
             ]
         )

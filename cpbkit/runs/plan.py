@@ -20,7 +20,7 @@ from cpbkit.windows.splits import split
 
 TIMED_STEPS = 3  # at least, after one that warms up
 TIMED_SECONDS = 0.3  # for more of them where they are quick
-TRIAL_SECONDS = 20.0  # a candidate whose steps would take longer is not tried
+TRIAL_SECONDS = 20.0  # unless asked otherwise; a candidate whose steps would take longer is not tried
 FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
 PROCESS_BYTES = 3.2e8  # that a process takes before it has a model: Python with torch, pandas and scipy
@@ -41,6 +41,7 @@ class Plan:
     seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether an own network is computed as a stack
+    bytes: int = 0  # that the stacks at work hold at once, by their trial; 0 when nothing was timed
 
     def named_units(self) -> dict[str, list[str]]:
         """Return the units by name."""
@@ -62,13 +63,19 @@ def unit_name(names: Sequence[str]) -> str:
 
 
 def make_plan(
-    experiment: Experiment, series: dict[str, Series], workers: int | None = None, minutes: float | None = None
+    experiment: Experiment,
+    series: dict[str, Series],
+    workers: int | None = None,
+    minutes: float | None = None,
+    *,
+    trial_seconds: float = TRIAL_SECONDS,
 ) -> Plan:
     """Time a few steps of stacks of several sizes and choose the fastest that fits into memory.
 
     workers: None takes a process per core or GPU, 1 stays in this process. minutes: a budget; where it is too short for
     all epochs, patience shrinks as much, so that models which still improve get the time of those which do not. A
-    cosine, which must reach its end, gets fewer epochs instead. Errors: CpbkitError when not even one epoch fits.
+    cosine, which must reach its end, gets fewer epochs instead. trial_seconds: a size of stack whose steps would take
+    longer is not timed. Errors: CpbkitError when not even one epoch fits.
     """
     task, training = experiment.task, experiment.training
     devices = find_places(workers, len(series))
@@ -91,7 +98,7 @@ def make_plan(
     if training.pooled:
         trials = [_trial(timed, longest, devices[0])]
     else:
-        trials = list(_trials(timed, longest, devices[0], wanted, limit))
+        trials = list(_trials(timed, longest, devices[0], wanted, limit, trial_seconds))
     memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
@@ -115,7 +122,7 @@ def make_plan(
             patience = min(patience, max(LEAST_PATIENCE, math.ceil(part * patience)))
         reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take: at most {epochs}, patience {patience}"
         seconds *= part
-    return Plan(units, steps, epochs, patience, devices, seconds, reason, model.stacked)
+    return Plan(units, steps, epochs, patience, devices, seconds, reason, model.stacked, places * best.bytes)
 
 
 def find_places(workers: int | None, series: int) -> list[str]:
@@ -134,12 +141,12 @@ def find_places(workers: int | None, series: int) -> list[str]:
 
 
 def _trials(
-    experiment: Experiment, series: list[Series], device: str, wanted: Sequence[int], limit: float
+    experiment: Experiment, series: list[Series], device: str, wanted: Sequence[int], limit: float, seconds: float
 ) -> Iterator[Trial]:
-    """Time one model, then stacks of the wanted sizes as far as memory and TRIAL_SECONDS allow."""
+    """Time one model, then stacks of the wanted sizes as far as memory and the seconds of a trial allow."""
     one = _trial(experiment, series[:1], device)
     yield one
-    quick = TRIAL_SECONDS / (one.seconds * (TIMED_STEPS + 1))
+    quick = seconds / (one.seconds * (TIMED_STEPS + 1))
     room = limit / one.bytes if device == "cpu" else len(series)  # a GPU says itself when it is full
     most = int(min(len(series), room, max(2, quick)))
     sizes = sorted({min(size, most) for size in wanted} - {0, 1})

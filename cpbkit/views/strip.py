@@ -1,4 +1,4 @@
-"""Memory and load of a sweep as strips of text, for a page; `timeline` draws the same as a figure."""
+"""Memory and load over a run's time as strips of text, with what happened written at the moment it happened."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,11 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from cpbkit.views.timeline import GB, UNITS, thinned
+from cpbkit.views.page import Html, page
 
+GB = 1e9  # bytes, as sellers of memory count
+POINTS = 600  # drawn at most; a long run's samples are drawn by their highest in each stretch
+UNITS = ((2 * 3600, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
 ACROSS, HIGH = 1000, 1000  # units of a strip's SVG, which is stretched to its place
 CHARACTER = 0.011  # of a strip's width, about, that a character of an event's words takes
 
@@ -38,6 +41,12 @@ def strips(monitor: pd.DataFrame | None, seconds_left: float | None = None) -> I
     else:
         title += ", not measured here"
     yield _strip(title, "load", time, [busy], end, top=100.0)
+
+
+def memory_html(monitor: pd.DataFrame, title: str = "Memory and load") -> Html:
+    """Draw memory, of the device where there is a GPU, else of the host, and how busy the device was."""
+    head = f'<div class="cpb-head"><b>{escape(title)}</b></div>'
+    return page(f'{head}<div class="cpb-strips">{"".join(strips(monitor))}</div>', title)
 
 
 def _strip(title, kind, time, curves, end, top=None, events=()) -> str:
@@ -77,3 +86,12 @@ def ticks(end: float, most: int) -> Sequence[float]:
     power = 10.0 ** math.floor(math.log10(end / most))
     step = next(power * k for k in (1, 2, 5, 10) if power * k * most >= end)
     return [round(step * k, 10) for k in range(int(end / step + 1e-9) + 1)]
+
+
+def thinned(time: np.ndarray, curves: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Keep at most POINTS samples: of each stretch of time its highest value, so that no peak is lost."""
+    step = math.ceil(len(time) / POINTS) if len(time) else 1
+    if step == 1:
+        return time, curves
+    starts = np.arange(0, len(time), step)
+    return time[starts], [np.fmax.reduceat(c, starts) for c in curves]
