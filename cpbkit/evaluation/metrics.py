@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import pandas as pd
 import scipy
 
+# Student's t is taken from scipy.special: scipy.stats takes a second to load.
 LEVEL = 0.95  # of every interval
 TURNS = 10  # of a position, at the least, for a fee: a trend that was met once is no timing
 
@@ -59,7 +61,7 @@ def wilson(hits: float, trials: float) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a binomial share (Wilson 1927); `trials` may be fractional."""
     if trials <= 0:
         raise ValueError(f"a share needs at least one trial; got {trials!r}")
-    z = scipy.stats.norm.ppf(0.5 + LEVEL / 2)
+    z = scipy.special.ndtri(0.5 + LEVEL / 2)
     share = hits / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
@@ -143,7 +145,7 @@ def diebold_mariano(loss, other_loss, horizon: int) -> tuple[float, float]:
         variance = covariances[0] + 2 * (1 - np.arange(1, horizon) / horizon) @ covariances[1:]
     correction = (count + 1 - 2 * horizon + horizon * (horizon - 1) / count) / count
     statistic = float(mean / math.sqrt(variance / count) * math.sqrt(correction))
-    return statistic, float(2 * scipy.stats.t.sf(abs(statistic), count - 1))
+    return statistic, float(2 * scipy.special.stdtr(count - 1, -abs(statistic)))
 
 
 def degrees_of_freedom(count: int, horizon: int) -> int:
@@ -176,7 +178,7 @@ def cosine_test(difference, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     error = np.where(constant, 0.0, np.sqrt(np.mean(waves**2, axis=-1) / difference.shape[-1]))
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = np.where(mean == 0, 0.0, mean / error)
-    return statistic, 2 * scipy.stats.t.sf(np.abs(statistic), waves.shape[-1])
+    return statistic, 2 * scipy.special.stdtr(waves.shape[-1], -np.abs(statistic))
 
 
 def ratio_confidence_interval(above, below, horizon: int, outside=(1 - LEVEL) / 2) -> tuple[float, float]:
@@ -191,7 +193,7 @@ def ratio_confidence_interval(above, below, horizon: int, outside=(1 - LEVEL) / 
     spread = waves @ waves.T / waves.shape[1] / len(above)  # (2, 2), of the means
     ends = []
     for end, share in zip((-1, 1), np.broadcast_to(outside, 2), strict=True):
-        t = scipy.stats.t.isf(share, waves.shape[1])
+        t = -scipy.special.stdtrit(waves.shape[1], share)
         # (a - c b)^2 <= t^2 (v_aa - 2 c v_ab + c^2 v_bb), a quadratic in c that holds at a / b.
         aa, ab, bb = (x - t * t * v for x, v in ((a * a, spread[0, 0]), (a * b, spread[0, 1]), (b * b, spread[1, 1])))
         ends.append((ab + end * math.sqrt(max(ab * ab - aa * bb, 0.0))) / bb if bb > 0 else end * math.inf)
@@ -204,7 +206,7 @@ def rank_correlation(truth, forecast, horizon: int) -> tuple[float, float, float
     truth, forecast (N,). The interval is of the influence of each window, by `cosine_test`'s variance, on Fisher's
     scale. None where one of them is constant.
     """
-    x, y = (scipy.stats.rankdata(v) for v in _same_shape(truth, forecast))
+    x, y = (pd.Series(v).rank().to_numpy() for v in _same_shape(truth, forecast))
     if not (np.ptp(x) and np.ptp(y)):
         return None
     x, y = ((v - v.mean()) / v.std() for v in (x, y))
@@ -212,7 +214,7 @@ def rank_correlation(truth, forecast, horizon: int) -> tuple[float, float, float
     if abs(share) == 1:
         return share, share, share
     _, waves = cosines(x * y - share * (x * x + y * y) / 2, horizon)
-    half = scipy.stats.t.ppf(0.5 + LEVEL / 2, len(waves)) * math.sqrt(np.mean(waves**2) / len(x)) / (1 - share**2)
+    half = scipy.special.stdtrit(len(waves), 0.5 + LEVEL / 2) * math.sqrt(np.mean(waves**2) / len(x)) / (1 - share**2)
     centre = math.atanh(share)
     return share, math.tanh(centre - half), math.tanh(centre + half)
 

@@ -298,7 +298,7 @@ def _corrected(differences: np.ndarray, statistics: np.ndarray, horizon: int) ->
     corrected = np.empty(len(statistics))
     before = 0.0
     for step, run in enumerate(order):
-        alone = 2 * scipy.stats.t.sf(abs(statistics[run]), count)  # exact; what is drawn cannot be less
+        alone = 2 * scipy.special.stdtr(count, -abs(statistics[run]))  # exact; what is drawn cannot be less
         chance = np.mean(largest[:, order[step:]].max(axis=1) >= abs(statistics[run]))
         before = corrected[run] = max(before, alone, chance)
     return corrected
