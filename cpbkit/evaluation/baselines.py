@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy
+import pandas as pd
 
 from cpbkit.errors import check_name
 
@@ -145,7 +145,7 @@ def _ewma(series, k, origins, horizon, train_end):
     pieces = np.split(series.levels[:, k], np.flatnonzero(np.diff(series.segment)) + 1)
     candidates = []
     for decay in DECAYS:
-        smooth = [scipy.signal.lfilter([1 - decay], [1, -decay], piece, zi=[decay * piece[0]])[0] for piece in pieces]
+        smooth = [pd.Series(piece).ewm(alpha=1 - decay, adjust=False).mean() for piece in pieces]
         candidates.append(np.concatenate(smooth) - series.anchors[:, k])
     best = min(candidates, key=lambda y: np.mean((truth - y[rows]) ** 2))
     return np.tile(best[origins][:, None], horizon)
@@ -186,7 +186,8 @@ def _garch(series, k, origins, horizon, train_end):
         return nothing
     usual = omega / (1 - alpha - beta)
     # Of the next bar, at each row; the recursion begins at the usual variance.
-    ahead = scipy.signal.lfilter([1], [1, -beta], omega + alpha * size**2, zi=[beta * usual])[0]
+    moved = np.concatenate([[usual], (omega + alpha * size**2) / (1 - beta)])
+    ahead = pd.Series(moved).ewm(alpha=1 - beta, adjust=False).mean().to_numpy()[1:]
     steps = (alpha + beta) ** np.arange(horizon)
     y = np.log(usual + (ahead[:, None] - usual) * steps) / 2 + centre - series.anchors[:, [k]]
     y += (_truth(series, k, rows, horizon) - y[rows]).mean(axis=0)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from cpbkit import indicators
 from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, split_name
@@ -176,7 +175,7 @@ def _naive(target: str, trailing: np.ndarray, level: np.ndarray | None, horizon:
         seasonal[day - horizon :] = trailing[: len(trailing) - (day - horizon)]
     else:
         seasonal = trailing
-    smooth = [scipy.signal.lfilter([1 - d], [1, -d], level, zi=[d * level[0]])[0] for d in DECAYS]
+    smooth = [pd.Series(level).ewm(alpha=1 - d, adjust=False).mean().to_numpy() for d in DECAYS]
     return [trailing, seasonal, *smooth]
 
 

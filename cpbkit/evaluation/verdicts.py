@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from cpbkit import foreign
 from cpbkit.errors import CpbkitError
@@ -307,13 +306,13 @@ def evidence(
 
 
 def known_variance(squares: np.ndarray) -> np.ndarray:
-    """Return the exponentially weighted mean of squared moves (N, ...) up to each row, as the variance known there.
+    """Return the exponentially weighted mean of squared moves (N,) or (N, S) up to each row: the variance known there.
 
-    squares: in units of their mean in train. It never falls below CALM.
+    squares: in units of their mean in train, which stands before the first. It never falls below CALM.
     """
-    first = np.ones_like(squares[:1])
-    mean, _ = scipy.signal.lfilter([1 - DECAY], [1, -DECAY], squares, axis=0, zi=DECAY * first)
-    return np.maximum(mean, CALM)
+    moved = pd.DataFrame(np.concatenate([np.ones_like(squares[:1]), squares]))
+    mean = moved.ewm(alpha=1 - DECAY, adjust=False).mean().to_numpy()[1:]
+    return np.maximum(mean.reshape(squares.shape), CALM)
 
 
 def _variance_at(series: "Series", columns: list[int], origins: np.ndarray, train_end: int) -> np.ndarray:
