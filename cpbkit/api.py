@@ -99,9 +99,10 @@ class Run:
 
     def models(self, series: Iterable[str] | None = None) -> list[TrainedModel]:
         """Return the trained models of some series, or of all that are finished. Errors: as for one, `run[series]`."""
-        said, found = meanings(self.results), []
-        for name in self if series is None else series:
-            check_name("series", name, self.series)
+        results, known, found = self.results, self.series, []  # each read once: a property reads its file
+        said = meanings(results)
+        for name in [line.series for line in results if line.status == "done"] if series is None else series:
+            check_name("series", name, known)
             content = self._folder.model(name)
             if content is None:
                 raise RunError(f"{self.folder} has no model of {name} yet; {self!r}")
@@ -190,8 +191,11 @@ class Run:
         dry_run: a new folder that gets what would be published; nothing leaves the machine, and no token is needed.
         Returns where it is. Errors: HubError for synthetic data, own code, a missing token, another run's repository.
         """
-        from cpbkit.hub.publish import publish, write_repository, write_space  # the Hub's client takes a moment to load
+        from cpbkit.hub.client import connect  # the Hub's client takes a moment to load
+        from cpbkit.hub.publish import publish, write_repository, write_space
 
+        if dry_run is None:
+            connect(repo, write=True)  # tells what is missing before the work
         with tempfile.TemporaryDirectory() as folder:
             out = Path(dry_run or Path(folder) / "repository")
             if page:
@@ -226,15 +230,10 @@ class Run:
         given |= {name: getattr(days, name) for name in ("start", "end", "venue")} if data is not None else {}
         experiment, _, bars = _settle(experiment, data, given)
         folder = Path(folder or name_refit(self.folder, until, from_zero))
-        if not quiet:
-            from cpbkit.views.live import live
-
-            place["on_progress"] = live(experiment, folder.name)
-        run_sweep(experiment, folder, klines=bars, parent=self._folder, **place)
-        return Run(folder, self._trust_code)
+        return _train(experiment, folder, quiet, klines=bars, parent=self._folder, **place)
 
     def record(self, repo: str, name: str = "", bars: Mapping[str, Bars] | None = None, public: bool = False):
-        """Commit the forecasts of the bars that have not begun to a record, a dataset repository of the Hub.
+        """Commit the forecasts of the bars to come to a record, a dataset repository of the Hub, before they happen.
 
         name: under which they are kept there; by default one made of the settings. bars: as in `forecast`.
         Returns what was done. Errors: HubError, DataError.
@@ -479,18 +478,25 @@ def sweep(
     place: dict[str, Any] = {name: given.pop(name) for name in ("executor", "workers", "minutes") if name in given}
     experiment, own, bars = _settle(preset, data, given)
     folder = Path(folder or _place(runs, name_run(experiment, own)))
-    if not quiet:
-        from cpbkit.views.live import live
-
-        place["on_progress"] = live(experiment, folder.name, Run(folder).stop)
     try:
-        run_sweep(experiment, folder, klines=bars, **place)
-    except KeyboardInterrupt:  # of a person, who need not read where in the kit it was
-        raise KeyboardInterrupt("stopped; the same call goes on from what is done") from None
+        return _train(experiment, folder, quiet, klines=bars, **place)
     finally:
         if isinstance(runs, Workspace):
             runs.keep()
-    return Run(folder, trust_code=True)  # its own parts are those that were just named
+
+
+def _train(experiment: Experiment, folder: Path, quiet: bool, **place) -> Run:
+    """Sweep with what a person sees of it, unless `quiet`, and the buttons that stop it; return the run."""
+    run = Run(folder, trust_code=True)  # its own parts were just named, or consented to
+    if not quiet:
+        from cpbkit.views.live import live
+
+        place["on_progress"] = live(experiment, folder.name, run.stop)
+    try:
+        run_sweep(experiment, folder, **place)
+    except KeyboardInterrupt:  # of a person, who need not read where in the kit it was
+        raise KeyboardInterrupt("stopped; the same call goes on from what is done") from None
+    return run
 
 
 def find_run(

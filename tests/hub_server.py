@@ -23,11 +23,11 @@ class Hub:
     """Repositories as lists of commits, each a dict of files; faults are put in by `answers`."""
 
     def __init__(self):
-        self.repos = {}  # (kind, name) -> {"private": bool, "commits": [(id, {path: bytes})]}
+        self.repos = {}  # (kind, name) -> {"private": bool, "commits": [(id, {path: bytes})]}, or "hidden"
         self.collections = {}  # slug -> as the Hub tells it
         self.uploads = {}  # sha256 -> bytes
         self.calls = []  # (method, path, authorisation)
-        self.faults = []  # (part of a path, status), each used once; "drop" does what is asked and answers nothing
+        self.faults = []  # (part of a path, status), each once; "drop" answers nothing to what it does; or a call
         self.clock = lambda: dt.datetime.now(dt.timezone.utc)
         self.times = {}  # of commits by their id
         self.lock = threading.Lock()
@@ -90,9 +90,11 @@ class Handler(BaseHTTPRequestHandler):
         for fault in hub.faults:
             if fault[0] in path:
                 hub.faults.remove(fault)
-                if fault[1] != "drop":
+                if isinstance(fault[1], int):
                     return self.refuse(fault[1], "Faulty")
                 self.dropped = True
+                if callable(fault[1]):
+                    fault[1]()
                 break
         if path == "/api/repos/create":
             return self.create(json.loads(body), token)
@@ -149,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def repository(self, kind, name, rest, body, token):
         repo = self.hub.repos.get((kind, name))
-        if repo is None:
+        if repo is None or "hidden" in repo:
             return self.refuse(404, "RepoNotFound")
         revision, _, under = (rest.partition("/")[2] or "main").partition("/")
         ids = {one: files for one, files in repo["commits"]}
@@ -242,17 +244,22 @@ def serve_hub():
 @contextlib.contextmanager
 def hub_in_use(monkeypatch, folder, token="hf_never_to_be_seen"):
     """Let the kit speak to a Hub of its own, with a token, without long pauses; yield it."""
+    with serve_hub() as (hub, hub.address):
+        speak_to(hub.address, monkeypatch, folder, token)
+        yield hub
+
+
+def speak_to(address, monkeypatch, folder, token="hf_never_to_be_seen"):
+    """Let the kit of this process speak to the Hub of an address."""
     import huggingface_hub
     from huggingface_hub.utils import _http
 
     from cpbkit.hub import client
 
-    with serve_hub() as (hub, address):
-        monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=address, token=token))
-        monkeypatch.setattr(client, "get_token", lambda: token)
-        monkeypatch.setattr(client, "PAUSE", 0.001)
-        patient = types.SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
-        monkeypatch.setattr(_http, "time", patient)  # the client has tries and pauses of its own
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        yield hub
+    monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=address, token=token))
+    monkeypatch.setattr(client, "get_token", lambda: token)
+    monkeypatch.setattr(client, "PAUSE", 0.001)
+    patient = types.SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+    monkeypatch.setattr(_http, "time", patient)  # the client has tries and pauses of its own
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from hub_server import hub_in_use
+from hub_server import hub_in_use, speak_to
 
 import cpbkit as cpb
 from cpbkit.cli.main import cpbkit
@@ -21,6 +22,8 @@ from cpbkit.errors import CpbkitError, RunError
 from cpbkit.hub import client
 from cpbkit.hub.client import HubError
 from cpbkit.hub.publish import INDEX, write_repository
+from cpbkit.hub.record import record
+from cpbkit.hub.score import score
 from cpbkit.runs.folder import RunFolder
 from cpbkit.training import checkpoint
 
@@ -169,27 +172,52 @@ def test_a_hub_that_stays_busy_is_told_and_leaves_what_was_there(run, hub):
     run.publish("me/forty")
 
 
-def test_a_hub_out_of_reach_is_told(run, monkeypatch):
-    import huggingface_hub
+DOORS = "publish", "record", "score", "load"
+MINE = [("1" * 40, {"thesis.md": b"mine"})]
+KINDS = {"publish": "model", "load": "model", "record": "dataset", "score": "dataset"}
+WRONG = {
+    "no name": "a repository is named user/name; got 'forty'",
+    "no token": "writing to me/forty needs a token: make one .*, then `hf auth login`, or set HF_TOKEN",
+    "no right": r"the token may not do this \(HTTP 403\): make one with the right to write",
+    "something else": "holds (other files than|no run of cpbkit)",
+    "of somebody else": "it is not there, or it is private and the token may not see it; check the name",
+    "no network": r"no connection to the Hub .* 5 times\. What was there is as it was; the same call goes on",
+}
 
-    away = "http://127.0.0.1:9"
-    monkeypatch.setattr(client, "HfApi", lambda token: huggingface_hub.HfApi(endpoint=away, token=token))
-    monkeypatch.setattr(client, "get_token", lambda: TOKEN)
-    monkeypatch.setattr(client, "PAUSE", 0.01)
-    for call in (lambda: run.publish("me/forty"), lambda: cpb.load("me/forty")):
-        with pytest.raises(HubError, match=r"no connection to the Hub .* 5 times"):
-            call()
 
-
-@pytest.mark.parametrize(
-    ("faults", "words"),
-    [([("/api/repos/create", 403)], "the token may not do this"), ([("/commit/", 401)], "the token may not do this")],
-)
-def test_a_token_without_the_right_is_told_and_never_shown(run, hub, faults, words):
-    hub.faults = faults
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_wrong_is_told_in_one_line_with_the_remedy(run, bars, hub, monkeypatch, door, wrong):
+    repo, now = "forty" if wrong == "no name" else "me/forty", bars["BTCUSDT_1h"].index[-1] + pd.Timedelta(hours=1)
+    calls = {
+        "publish": lambda: run.publish(repo),
+        "record": lambda: record(run.models(), repo, "kit", bars, clock=lambda: now),
+        "score": lambda: score(repo, bars, clock=lambda: now),
+        "load": lambda: cpb.load(repo),
+    }
+    if wrong in ("something else", "of somebody else"):
+        hub.repos[KINDS[door], repo] = {"private": True, "commits": MINE}
+    if wrong == "of somebody else":
+        hub.repos[KINDS[door], repo]["hidden"] = True
+    if wrong == "no right":
+        hub.faults = [("/", 403)] * 99
+    if wrong == "no network":
+        speak_to("http://127.0.0.1:9", monkeypatch, "unused")
+    words = WRONG[wrong]
+    if wrong == "no token":
+        monkeypatch.setattr(client, "get_token", lambda: None)
+        words = WRONG["of somebody else"] if door == "load" else words
+    before = {name: list(repo["commits"]) for name, repo in hub.repos.items()}
     with pytest.raises(HubError, match=words) as caught:
+        calls[door]()
+    assert "\n" not in str(caught.value) and TOKEN not in str(caught.value) and len(str(caught.value)) < 300
+    assert {name: repo["commits"] for name, repo in hub.repos.items()} == before
+
+
+def test_a_token_that_ends_on_the_way_is_told(run, hub):
+    hub.faults = [("/commit/", 401)]
+    with pytest.raises(HubError, match="the token may not do this"):
         run.publish("me/forty")
-    assert TOKEN not in str(caught.value)
 
 
 def test_without_a_token_the_remedy_is_told(run, hub, monkeypatch):

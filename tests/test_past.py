@@ -16,7 +16,8 @@ def kept():
     series, origins = walk("BTCUSDT_15m", 900, horizon_targets=4), np.arange(200, 890)
     forecast = np.random.default_rng(0).normal(0, 0.01, (len(origins), 3, 4))
     part = evidence(series, origins, forecast, 150)["price"]
-    return series, origins, forecast, past.past_of(series, origins, "price", part, np.full_like(forecast, 0.02))
+    found = past.past_of(series, origins, "price", part, np.full_like(forecast, 0.02))
+    return series, origins, forecast, found["close"]
 
 
 def test_the_last_forecasts_of_the_close_are_kept_one_bar_and_the_whole_horizon_ahead(kept):
@@ -32,8 +33,10 @@ def test_the_last_forecasts_of_the_close_are_kept_one_bar_and_the_whole_horizon_
 
 def test_they_lie_with_the_losses_which_are_read_without_them(kept, caplog):
     _, _, _, one = kept
-    content = pooled.to_bytes({}, {"price": one})
-    back = past.from_bytes(content, "BTCUSDT_15m")["price"]
+    content = pooled.to_bytes({}, {"price": {"close": one, "a/b": dataclasses.replace(one, target="a/b")}})
+    found = past.from_bytes(content, "BTCUSDT_15m")["price"]
+    back = found["close"]
+    assert list(found) == ["close", "a/b"]
     assert back.target == "close" and back.step_seconds == 900 and np.array_equal(back.half, one.half)
     assert pooled.from_bytes(content) == {} and past.from_bytes(pooled.to_bytes({}), "x") == {}
     assert not caplog.text

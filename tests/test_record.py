@@ -2,14 +2,16 @@
 
 import contextlib
 import io
+import multiprocessing
 import random
+import signal
 import threading
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hub_server import hub_in_use
+from hub_server import hub_in_use, speak_to
 
 import cpbkit as cpb
 from cpbkit.data.synthetic import make_market
@@ -21,7 +23,7 @@ from cpbkit.hub.score import check, score, standing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 NAMES = "BTCUSDT_1d", "ETHUSDT_1d"
-REPO, STEP = "me/forty-record", pd.Timedelta(days=1)
+REPO, STEP, MINUTE = "me/forty-record", pd.Timedelta(days=1), pd.Timedelta(minutes=1)
 BEGIN = pd.Timestamp("2025-09-01", tz="UTC")
 SMALL = {"context": 6, "horizon": 3, "width": 2, "epochs": 1, "steps": 2, "executor": "local", "quiet": True}
 
@@ -29,31 +31,46 @@ SMALL = {"context": 6, "horizon": 3, "width": 2, "epochs": 1, "steps": 2, "execu
 @pytest.fixture(scope="module")
 def bars():
     market = make_market(["BTCUSDT", "ETHUSDT"], ["1d"], "2023-06-01", "2025-11-15")
-    return {name: klines.frame for name, klines in market.items()}
+    market |= make_market(["BTCUSDT", "ETHUSDT"], ["1m"], "2025-08-31", "2025-11-05")
+    # Of the minutes those in which something is committed.
+    return {name: one.frame if "1d" in name else one.frame[one.frame.index.hour < 4] for name, one in market.items()}
 
 
 @pytest.fixture(scope="module")
-def models(bars, tmp_path_factory):
-    known = {name: frame[:BEGIN] for name, frame in bars.items()}
-    run = cpb.sweep("quick", data=known, folder=tmp_path_factory.mktemp("record") / "run", **SMALL)
-    return [run[name] for name in run]
+def run(bars, tmp_path_factory):
+    known = {name: bars[name][:BEGIN] for name in NAMES}
+    return cpb.sweep("quick", data=known, folder=tmp_path_factory.mktemp("record") / "run", **SMALL)
 
 
 class World:
     """A Hub and a recorder under one clock."""
 
-    def __init__(self, hub, models, bars):
-        self.hub, self.models, self.bars, self.now = hub, models, bars, BEGIN
+    def __init__(self, hub, run, bars, cache):
+        self.hub, self.models, self.bars, self.now = hub, run.models(), bars, BEGIN
+        self.run, self.cache = run, cache
         hub.clock = lambda: self.now.to_pydatetime()
 
     def closed(self):
-        return {name: frame[: self.now - STEP] for name, frame in self.bars.items()}
+        steps = {"1d": STEP, "1m": MINUTE}
+        return {name: frame[: self.now - steps[name[-2:]]] for name, frame in self.bars.items()}
 
     def record(self, name="kit", models=None):
         return record(models or self.models, REPO, name, self.closed(), clock=lambda: self.now)
 
     def score(self):
         return score(REPO, self.closed(), clock=lambda: self.now)
+
+    def kill(self, do, place):
+        """Kill -9 the process that records or scores, as the Hub takes up its call to a place; say how it ended."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["cpbkit.api", "cpbkit.hub.score"])
+        arguments = (do, self.hub.address, str(self.cache), str(self.run.folder), self.closed(), self.now)
+        process = context.Process(target=alone, args=arguments)
+        self.hub.faults = [(place, process.kill)]
+        process.start()
+        process.join(60)
+        self.hub.faults = []
+        return process.exitcode
 
     def commits(self):
         return self.hub.repos["dataset", REPO]["commits"]
@@ -68,10 +85,20 @@ class World:
         )
 
 
+def alone(do, address, cache, folder, closed, now):
+    """Record or score in a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        speak_to(address, patch, cache)
+        if do == "record":
+            record(cpb.open_run(folder).models(), REPO, "kit", closed, clock=lambda: now)
+        else:
+            score(REPO, closed, clock=lambda: now)
+
+
 @pytest.fixture
-def world(monkeypatch, tmp_path, models, bars):
+def world(monkeypatch, tmp_path, run, bars):
     with hub_in_use(monkeypatch, tmp_path) as hub:
-        yield World(hub, models, bars)
+        yield World(hub, run, bars, tmp_path)
 
 
 class Killed(BaseException):
@@ -111,13 +138,17 @@ def lines_by_first_commit(world):
 @pytest.mark.long
 def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, monkeypatch):
     monkeypatch.setattr(client, "TRIES", 3)
-    chance, spoken, late = random.Random(1), set(), []
+    chance, spoken, late, killed = random.Random(1), {}, [], []
     for step in range(60):
-        minute = chance.randint(1, 29) + 30 * (step - 1 in late)  # time does not run back
+        minute = chance.randint(1, 29) + 150 * (step - 1 in late)  # time does not run back
         world.now = BEGIN + step * STEP + pd.Timedelta(minutes=minute)
-        event = chance.choice(["", "", "", "", "skip", "kill", "kill", "double", "busy", "lost", "down", "late"])
+        events = ["", "", "", "", "skip", "kill", "kill", "kill -9", "double", "busy", "lost", "down", "late"]
+        event = chance.choice(events)
         if event == "skip":
             continue
+        if event == "kill -9":
+            for do in ("record", "score"):
+                killed.append(world.kill(do, chance.choice(["/api/datasets/", "/resolve/", "/preupload/", "/commit/"])))
         with pytest.MonkeyPatch.context() as patch:
             if event == "kill":
                 kill_at(patch, chance.randint(1, 8))
@@ -132,7 +163,7 @@ def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, m
         world.hub.faults += [(chance.choice(["/commit/", "/preupload/"]), "drop")] * (event == "lost")
         if event == "late":  # the Hub takes so long with the commit that a bar has begun by then
             late.append(step)
-            over = (BEGIN + (step + 1) * STEP + pd.Timedelta(minutes=30)).to_pydatetime()
+            over = (BEGIN + (step + 1) * STEP + pd.Timedelta(minutes=150)).to_pydatetime()
             world.hub.clock = lambda over=over: over
         parts = (world.models, world.models[:1], world.models[1:]) if event == "double" else ()  # into the same file
         calls = [threading.Thread(target=world.record, args=("kit", part)) for part in parts]
@@ -142,8 +173,9 @@ def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, m
             thread.join()
         told = world.record()
         world.hub.clock = lambda: world.now.to_pydatetime()
-        assert told.lines in (0, 4) and not told.trouble, event
-        spoken.add(world.closed()[NAMES[0]].index[-1])
+        first = 0 if minute < 144 else 1  # of the bar that has begun a tenth may have passed
+        assert told.lines in (0, 6 - 2 * first) and not told.trouble, event
+        spoken[world.closed()[NAMES[0]].index[-1]] = first
         if step % 8 == 7:
             world.score()
     world.now = BEGIN + 66 * STEP
@@ -151,19 +183,26 @@ def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, m
     assert not world.score().commit, "nothing is left to say"
 
     first, scores = lines_by_first_commit(world), world.scores()
-    wanted = {(name, origin, origin + (1 + h) * STEP) for name in NAMES for origin in spoken for h in (1, 2)}
+    wanted = {
+        (name, origin, origin + (1 + h) * STEP)
+        for name in NAMES
+        for origin, begin in spoken.items()
+        for h in range(begin, 3)
+    }
+    assert killed.count(-signal.SIGKILL) >= 4
     assert {(key[1], key[3], key[4]) for key in first} == wanted and len(first) == len(wanted), "0 lost, 0 double"
     assert len(scores) == len(first) and not scores.duplicated(["series", "target", "origin", "bar"]).any()
     for row in scores.itertuples():
         when, forecast, commit = first[
             f"forecasts/kit/{row.origin:%Y-%m-%d}.parquet", row.series, row.target, row.origin, row.bar
         ]
-        assert row.commit == commit and row.status == ("late" if when >= row.bar else "scored")
+        assert row.commit == commit and row.status == ("late" if when >= row.bar + 0.1 * STEP else "scored")
         if row.status == "scored":
-            truth, close = (bars[row.series]["close"][at] for at in (row.bar, pd.Timestamp(when).floor("1D") - STEP))
+            truth, minute = bars[row.series]["close"][row.bar], row.series.replace("1d", "1m")
+            price = bars[minute]["close"][pd.Timestamp(when).floor("1min")]
             assert row.error == pytest.approx(1e4 * np.log(truth / forecast), abs=1e-6)
-            assert row.naive_error == pytest.approx(1e4 * np.log(truth / close), abs=1e-6)
-    assert late and (scores["status"] == "late").sum() == 2 * len(late)
+            assert row.naive_error == pytest.approx(1e4 * np.log(truth / price), abs=1e-6)
+    assert late and (scores["status"] == "late").sum() == 4 * len(late)
     assert check(REPO, world.closed(), clock=lambda: world.now) == []
     table = standing(REPO)
     assert table["name"].tolist() == ["kit"] and table["lines"][0] == len(first) and table["missed %"][0] > 0
@@ -171,7 +210,7 @@ def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, m
 
 def test_a_missed_bar_is_told_and_what_has_begun_is_refused(world):
     first = world.record()
-    assert (first.lines, first.missed, first.trouble) == (4, {}, ()), "of three bars the first has begun"
+    assert (first.lines, first.missed, first.trouble) == (6, {}, ()), "the first bar begins at this moment"
     assert world.record().lines == 0 and len(world.commits()) == 2
     world.now += 3 * STEP
     later = world.record()
@@ -179,18 +218,56 @@ def test_a_missed_bar_is_told_and_what_has_begun_is_refused(world):
     short = world.closed() | {NAMES[1]: world.closed()[NAMES[1]].drop(world.now.floor("1D") - 3 * STEP)}
     world.now += STEP
     told = record(world.models, REPO, "other", short, clock=lambda: world.now - STEP)
-    assert told.lines == 2 and "must be without a gap" in told.trouble[0]
+    assert told.lines == 3 and "must be without a gap" in told.trouble[0]
     with pytest.raises(DataError, match="every bar of these forecasts has begun"):
         record(world.models, REPO, "kit", world.closed(), clock=lambda: world.now + 5 * STEP)
     assert world.hub.repos["dataset", REPO]["private"]
 
 
-def foreign(world, lines, name="liar"):
+def test_a_close_is_taken_until_a_tenth_of_its_bar_has_passed_and_nothing_else_of_a_bar_that_has_begun(world, tmp_path):
+    short = SMALL | {"horizon": 1, "targets": ["high", "close"]}
+    known = {name: world.bars[name][:BEGIN] for name in NAMES}
+    one = cpb.sweep("quick", data=known, folder=tmp_path / "one", **short).models()
+    world.now = BEGIN + 0.1 * STEP
+    with pytest.raises(DataError, match="a record takes a close until 10% of its bar have passed, and other targets"):
+        world.record("short", one)
+    world.now -= pd.Timedelta(seconds=1)
+    assert world.record("short", one).lines == 2
+    world.now = BEGIN + STEP
+    assert world.score().counts["scored"] == 2
+    found = world.table(f"scores/short/{BEGIN - STEP:%Y-%m-%d}.parquet").set_index("series")
+    assert set(found["target"]) == {"close"} and set(found["bar"]) == {BEGIN}
+
+
+@pytest.mark.long
+def test_who_copies_the_price_of_the_moment_gains_nothing(world):
+    """Of somebody who waits till the bar before is nearly over, and then says its price."""
+    world.record()
+    minutes = make_market(["BTCUSDT"], ["1m"], "2025-08-30", "2025-10-14")["BTCUSDT_1m"].frame
+    sides = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    days = minutes.resample("1D").agg(sides)
+    for day in range(40):
+        bar = BEGIN + (day + 1) * STEP
+        world.now, known = bar - MINUTE, minutes["close"][bar - 2 * MINUTE]
+        line = {"series": NAMES[0], "origin": bar - 2 * STEP, "bar": bar, "forecast": known}
+        foreign(world, [line], "copy", line["origin"])
+    world.now += 2 * STEP
+    given = {NAMES[0]: days[: world.now - STEP], "BTCUSDT_1m": minutes[: world.now - MINUTE]}
+    score(REPO, given, clock=lambda: world.now)
+    paths = [path for path in world.hub.files(REPO, "dataset") if path.startswith("scores/copy")]
+    copied = pd.concat([world.table(path) for path in paths])
+    close = np.log(days["close"])
+    naive = 1e4 * (close[copied["bar"]].to_numpy() - close[copied["origin"]].to_numpy())  # who does not peek
+    assert len(copied) == 40 and np.mean(copied["error"] ** 2) < 0.8 * np.mean(naive**2)
+    assert standing(REPO).set_index("name").loc["copy", "verdict"] == "TIES"
+
+
+def foreign(world, lines, name="liar", day=BEGIN):
     """Commit lines of somebody else, as `FIELDS` has them, past the kit; none takes the file away."""
     whole = [
         {"market": "spot", "target": "close", "low": None, "high": None, "weights": "", "bars": ""} | x for x in lines
     ]
-    path = f"forecasts/{name}/{BEGIN:%Y-%m-%d}.parquet"
+    path = f"forecasts/{name}/{day:%Y-%m-%d}.parquet"
     content = to_parquet(pd.DataFrame(whole), SCHEMA) if lines else None
     return world.hub.commit(REPO, {path: content}, "dataset")
 
@@ -198,7 +275,7 @@ def foreign(world, lines, name="liar"):
 def test_others_join_with_a_file_and_nobody_polishes(world, bars):
     world.record()
     line = {"series": NAMES[0], "origin": BEGIN, "bar": BEGIN + 3 * STEP, "forecast": 50_000.0}
-    world.now = BEGIN + 2 * STEP
+    world.now = BEGIN + 2.15 * STEP
     late = line | {"bar": BEGIN + 2 * STEP, "forecast": bars[NAMES[0]]["close"][BEGIN + 2 * STEP]}
     other_day = line | {"origin": BEGIN - STEP * 4}
     commit = foreign(world, [line, late, other_day, line | {"series": "../../x"}, line | {"target": "moon"}])
@@ -224,7 +301,7 @@ def test_others_join_with_a_file_and_nobody_polishes(world, bars):
     path = f"scores/kit/{BEGIN - STEP:%Y-%m-%d}.parquet"
     better = world.table(path).assign(error=0.0)
     world.hub.commit(REPO, {path: pa_bytes(better)}, "dataset")
-    assert check(REPO, world.closed(), clock=lambda: world.now) == [f"{path}: 4 of 4 lines do not say what happened"]
+    assert check(REPO, world.closed(), clock=lambda: world.now) == [f"{path}: 6 of 6 lines do not say what happened"]
 
 
 def pa_bytes(table):
@@ -238,5 +315,5 @@ def test_a_repository_of_something_else_and_a_missing_token_are_told(world, monk
     with pytest.raises(HubError, match="kept under a name of letters"):
         world.record("../me")
     monkeypatch.setattr(client, "get_token", lambda: None)
-    with pytest.raises(HubError, match="needs a token with the right to write"):
+    with pytest.raises(HubError, match="writing to me/forty-record needs a token: make one with the right to write"):
         world.record()

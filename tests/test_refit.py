@@ -107,6 +107,18 @@ def test_a_refit_that_was_stopped_goes_on_and_ends_the_same(run, child, monkeypa
         assert again[name].about["sha256"] == child[name].about["sha256"]
 
 
+def test_a_refit_is_watched_and_stopped_as_a_sweep_is(run, monkeypatch, tmp_path):
+    seen, asked = [], []
+
+    def live(experiment, name, stop):
+        asked.append((name, stop.__self__.folder))
+        return lambda state: seen.append(state.stage)
+
+    monkeypatch.setattr("cpbkit.views.live.live", live)
+    run.refit("2025-02-25", folder=tmp_path / "later", executor="local")
+    assert asked == [("later", tmp_path / "later")] and seen[-1].startswith("training")
+
+
 def test_what_cannot_be_refitted_is_told(run, child, tmp_path):
     with pytest.raises(RunError, match="needs more bars than the run has, up to 2025-02-15; got until 2025-02-15"):
         run.refit("2025-02-15", **PLACE)

@@ -72,7 +72,7 @@ def test_a_forecast_is_that_of_the_model_and_keeps_to_the_schema(port, recent_ru
     assert told["forecast"] == recent_run["ETHUSDT_1h"].forecast().to_dict() and len(told["candles"]["close"]) == 180
     for name in recent_run:
         public = Site(recent_run.folder, [recent_run[name]], public=True)
-        jsonschema.validate(public.forecasts([name])[name], SCHEMA)
+        jsonschema.validate(public.documents([name])[name], SCHEMA)
 
 
 def test_a_forecast_is_kept_until_the_next_bar_and_made_once_for_all_who_ask(site, monkeypatch):
@@ -97,7 +97,7 @@ def test_bars_that_cannot_be_had_are_told_and_the_rest_is_there(site, monkeypatc
     with serve(site) as (port, _):
         status, content, _ = ask(port, "/api/forecast?series=BTCUSDT_1h")
     told = json.loads(content)
-    assert status == 200 and told["forecast"] is None and told["past"]["price"]["truth"]
+    assert status == 200 and told["forecast"] is None and told["past"]["price"][0]["truth"]
     assert told["note"] == "No forecast of the next bars: the venue does not answer"
 
 

@@ -1,8 +1,11 @@
 """A run to look at in a browser: as files, or from a server on this machine."""
 
+import socket
+
 import click
 
 from cpbkit.cli.command import Command, run_folder, status_line, trust_code
+from cpbkit.errors import CpbkitError
 
 
 @click.command(cls=Command, examples=("cpbkit page runs/quick", "cpbkit page runs/quick --out site --public"))
@@ -41,5 +44,9 @@ def serve(folder, host, port, trust_code):
 
     run = open_run(folder, trust_code)
     server, address = make_server(Site(run.folder, run.models()), host, port)
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise CpbkitError(f"{host} port {port} cannot be listened on ({error.strerror}): take another --port") from None
     click.echo(f"{address}  (Ctrl-C ends it)", err=True)
-    server.run()
+    server.run(sockets=[listening])

@@ -528,18 +528,22 @@ def publish(folder, repo, public, collection, dry_run, page):
 @click.option("--public", is_flag=True, help="For everyone to see.  [default: private]")
 @trust_code
 def record(place, repo, name, public, trust_code):
-    """Commit forecasts of the coming bars to a record on the Hub, before the bars begin.
+    """Commit forecasts of the coming bars to a record on the Hub, before they happen.
 
     RUN is a folder, or a run that was published, user/name. To be called after each bar, from cron, a notebook or a CI
     schedule (docs/record.md): the same call again adds nothing twice, and bars that were missed are told, not filled.
     """
     from cpbkit import api
+    from cpbkit.hub.client import Missing
     from cpbkit.hub.load import load
     from cpbkit.hub.record import record
 
     if pathlib.Path(place).is_dir():
         return click.echo(api.open_run(place, trust_code).record(repo, name or "", public=public))
-    published = load(place)
+    try:
+        published = load(place)
+    except Missing as error:
+        raise CpbkitError(f"{place} is no run folder here, and {error}") from None
     models = [published[series] for series in published]
     click.echo(record(models, repo, name or api.name_run(models[0].experiment), public=public))
 
@@ -553,7 +557,8 @@ def record(place, repo, name, public, trust_code):
 def score(repo, check, as_json):
     """Fill in what happened to the forecasts of a record whose bars are over, beside them, and say how all stand.
 
-    A line counts when its commit is older than its bar, by the Hub's clock; later ones are marked late. Exit code 1
+    A line counts when its commit is older than its bar, of a close before a tenth of it has passed, by the Hub's
+    clock; later ones are marked late. A price is held against that of the minute in which its commit came. Exit code 1
     where --check finds a score that does not say what happened.
     """
     from cpbkit.hub import score as scoring

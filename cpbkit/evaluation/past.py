@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # windows needs torch
 LAST = 500  # windows
 TOGETHER, LEAST = 24, 8  # windows whose errors are told as one, and fewest of a day that is told at all
 log = logging.getLogger(__name__)
-MARK = "/past "  # in the name of an array, between its head and what it is
+MARK = "/past "  # in the name of an array, between its head and its target
 
 
 @dataclass(frozen=True)
 class Past:
-    """Forecasts of one target of one head, the close where there is one, one bar ahead and the whole horizon ahead."""
+    """Forecasts of one target of one head, one bar ahead and the whole horizon ahead."""
 
     target: str
     unit: str  # of y, as that of a series
@@ -69,44 +69,61 @@ class Past:
         return table.assign(rmse=np.sqrt(table["rmse"]), persistence=np.sqrt(table["persistence"])).reset_index()
 
 
-def past_of(series: "Series", origins: np.ndarray, head: str, part: Mapping, half: np.ndarray) -> Past:
-    """Return the last forecasts of one head from what `verdicts.evidence` gathered of it; half (W, H, K) of y."""
-    horizon, k = part["truth"].shape[1], part["direction_of"]
+def past_of(series: "Series", origins: np.ndarray, head: str, part: Mapping, half: np.ndarray) -> dict[str, Past]:
+    """Return the last forecasts of one head by target, the close first, from what `verdicts.evidence` gathered of it.
+
+    half: (W, H, K) of y.
+    """
+    horizon, first = part["truth"].shape[1], part["direction_of"]
     steps, rows = sorted({0, horizon - 1}), slice(-LAST, None)
-    anchors = part["anchors"][rows, k]
     columns = [i for i, owner in enumerate(series.heads) if owner == head]
-    return Past(
-        target=series.targets[columns[k]],
-        unit=series.unit,
-        step_seconds=series.step_seconds,
-        ahead=np.array(steps) + 1,
-        times=series.times[origins[rows]].astype("datetime64[ms]").astype(np.int64),
-        last=np.exp(anchors) if series.unit == "bp" else anchors,
-        **{
-            name: y[rows, :, k][:, steps].astype(np.float32)
-            for name, y in (("forecast", part["forecast"]), ("truth", part["truth"]), ("half", half))
-        },
-    )
+    found = {}
+    for k in sorted(range(len(columns)), key=lambda k: k != first % len(columns)):
+        anchors, target = part["anchors"][rows, k], series.targets[columns[k]]
+        found[target] = Past(
+            target=target,
+            unit=series.unit,
+            step_seconds=series.step_seconds,
+            ahead=np.array(steps) + 1,
+            times=series.times[origins[rows]].astype("datetime64[ms]").astype(np.int64),
+            last=np.exp(anchors) if series.unit == "bp" else anchors,
+            **{
+                name: y[rows, :, k][:, steps].astype(np.float32)
+                for name, y in (("forecast", part["forecast"]), ("truth", part["truth"]), ("half", half))
+            },
+        )
+    return found
 
 
-def arrays_of(by_head: Mapping[str, Past]) -> dict[str, np.ndarray]:
+def arrays_of(by_head: Mapping[str, Mapping[str, Past]]) -> dict[str, np.ndarray]:
     """Return what is kept, by name."""
     return {
-        f"{head}{MARK}{name}": np.asarray(value) for head, one in by_head.items() for name, value in vars(one).items()
+        f"{head}{MARK}{target}/{name}": np.asarray(value)
+        for head, by_target in by_head.items()
+        for target, one in by_target.items()
+        for name, value in vars(one).items()
     }
 
 
-def from_bytes(content: bytes | None, series: str) -> dict[str, Past]:
-    """Read what is kept of a series by head; empty for a run of an earlier version, and where it is damaged, logged."""
-    found: dict[str, dict] = {}
+def from_bytes(content: bytes | None, series: str) -> dict[str, dict[str, Past]]:
+    """Read what is kept of a series by head and target, the first of a head the one whose direction counts.
+
+    Empty for a run of an earlier version, and where it is damaged, logged.
+    """
+    found: dict[tuple[str, str], dict] = {}
+    told: dict[str, dict[str, Past]] = {}
     try:
         with np.load(io.BytesIO(content or b""), allow_pickle=False) as file:
             for key in file.files:
-                head, mark, name = key.partition(MARK)
+                head, mark, rest = key.partition(MARK)
                 if mark:
+                    target, _, name = rest.rpartition("/")
                     value = file[key]
-                    found.setdefault(head, {})[name] = value if value.ndim else value.item()
-        return {head: Past(**values) for head, values in found.items()}
+                    found.setdefault((head, target), {})[name] = value if value.ndim else value.item()
+        for (head, _), values in found.items():  # earlier versions kept one target and did not name it here
+            one = Past(**values)
+            told.setdefault(head, {})[one.target] = one
+        return told
     except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         log.warning("the past forecasts of %s cannot be shown: %s", series, error)
         return {}

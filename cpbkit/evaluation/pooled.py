@@ -56,8 +56,8 @@ def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str =
     return Losses(times, series.step_seconds, truth.shape[1], variance, own, lost)
 
 
-def to_bytes(by_head: Mapping[str, Losses], shown: Mapping[str, past.Past] | None = None) -> bytes:
-    """Pack the losses of a series, and its last forecasts to be shown, head by head, as a file of numpy arrays."""
+def to_bytes(by_head: Mapping[str, Losses], shown: Mapping[str, Mapping[str, past.Past]] | None = None) -> bytes:
+    """Pack the losses of a series, and its last forecasts to be shown by head and target, as a file of numpy arrays."""
     arrays: dict[str, Any] = past.arrays_of(shown or {})
     for head, one in by_head.items():
         arrays |= {f"{head}/about": np.array([one.step_seconds, one.horizon]), f"{head}/times": one.times}

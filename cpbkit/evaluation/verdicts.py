@@ -398,7 +398,11 @@ MEANING = {  # of a verdict, for who would act on it
 
 def meanings(results: Iterable[ResultLine]) -> dict[str, str]:
     """Say by series what the verdict on its first head means for who would act on it; lines of a ledger."""
-    group = next(iter(judgements(line for line in results if line.status == "done").values()), {})
+    return say_meanings(next(iter(judgements(line for line in results if line.status == "done").values()), {}))
+
+
+def say_meanings(group: Mapping[str, Judgement]) -> dict[str, str]:
+    """Say by series what the verdict of one head means for who would act on it."""
     return {
         name: f"{verdict.word}: "
         + MEANING[verdict.word].format(

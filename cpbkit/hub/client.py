@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,10 @@ from cpbkit.errors import CpbkitError
 TRIES = 5
 PAUSE = 1.0  # s before the second try; doubled after each
 BUSY = (408, 429, 500, 502, 503, 504)  # answers after which the same call may succeed
+REMEDY = (
+    "make one with the right to write at https://huggingface.co/settings/tokens, then `hf auth login`, or set HF_TOKEN "
+    "(in Colab and Kaggle as a secret of that name)"
+)
 NETWORK = ("requests", "httpx")  # what the client speaks with: another library in each of its major versions
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -38,17 +43,16 @@ class Conflict(HubError):
     """Another commit came first; what was to be written must be looked at again."""
 
 
-def connect(write: bool = False) -> HfApi:
+def connect(repo: str, write: bool = False) -> HfApi:
     """Return the client with the token of the Hub's store, of the environment, of Colab's or Kaggle's secrets.
 
-    Errors: HubError where writing needs a token and there is none.
+    Errors: HubError for what is no name of a repository, and where writing needs a token and there is none.
     """
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
+        raise HubError(f"a repository is named user/name; got {repo[:60]!r}")
     token = get_token() or _kaggle_secret()
     if write and not token:
-        raise HubError(
-            "publishing needs a token with the right to write. Make one at https://huggingface.co/settings/tokens, "
-            "then `hf auth login`, or set HF_TOKEN (in Colab and Kaggle as a secret of that name)"
-        )
+        raise HubError(f"writing to {repo} needs a token: {REMEDY}")
     return HfApi(token=token)
 
 
@@ -80,13 +84,14 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
                 reason = "the Hub does not answer"
             else:
                 kind = Missing if isinstance(error, RepositoryNotFoundError) else HubError
-                raise kind(f"{what}: it is not there, or it is private and the token may not see it") from None
+                raise kind(
+                    f"{what}: it is not there, or it is private and the token may not see it; check the name, and who "
+                    "is logged in (`hf auth whoami`)"
+                ) from None
         except HfHubHTTPError as error:
             code = error.response.status_code if error.response is not None else 0
             if code in (401, 403):
-                raise HubError(
-                    f"{what}: the token may not do this (HTTP {code}). Take one with the right to write"
-                ) from None
+                raise HubError(f"{what}: the token may not do this (HTTP {code}): {REMEDY}") from None
             if code == 412:
                 raise Conflict(f"{what}: another commit came first") from None
             if code not in BUSY:

@@ -20,12 +20,14 @@ class Repository:
     """The models of a published run, by series name."""
 
     def __init__(self, repo: str, revision: str | None = None):
-        self.repo, self._api = repo, connect()
+        self.repo, self._api = repo, connect(repo)
         # One commit for all files: another that comes between two downloads does not mix with it.
         found = ask(f"loading {repo}", lambda: self._api.model_info(repo, revision=revision))
         self.revision = str(found.sha)
         if not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             raise HubError(f"loading {repo}: a commit has 40 hexadecimal digits; got {self.revision[:60]!r}")
+        if INDEX not in {file.rfilename for file in found.siblings or ()}:
+            raise HubError(f"{repo} holds no run of cpbkit; name one that `cpbkit publish` has made")
         try:
             index = foreign.parse(self._get(INDEX, MAX_INDEX), limit=MAX_INDEX)
         except Damaged as error:

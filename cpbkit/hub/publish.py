@@ -237,7 +237,7 @@ def publish(
     which is made where it is not there, for the repositories of several presets.
     Errors: HubError with the remedy; for a repository of another run.
     """
-    api, what = connect(write=True), f"publishing to {repo}"
+    api, what = connect(repo, write=True), f"publishing to {repo}"
     is_new = not ask(what, lambda: api.repo_exists(repo, repo_type=kind))
     sdk = "static" if kind == "space" else None
     ask(what, lambda: api.create_repo(repo, private=not public, exist_ok=True, repo_type=kind, space_sdk=sdk))

@@ -1,4 +1,4 @@
-"""Forecasts committed to a dataset repository before their bars begin; the time that counts is that of the commit."""
+"""Forecasts committed to a dataset repository before they happen; the time that counts is that of the commit."""
 
 import io
 import json
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from cpbkit import __version__
-from cpbkit.data.klines import INTERVAL_SECONDS, split_name
+from cpbkit.data.klines import INTERVAL_SECONDS
 from cpbkit.errors import DataError
 from cpbkit.hub.client import TRIES, Conflict, HubError, Missing, ask, connect, read
 from cpbkit.runs import trained
@@ -23,6 +23,7 @@ from cpbkit.windows.series import TARGETS
 
 ABOUT = "record.json"  # what tells a record from other repositories
 PATH = re.compile(r"forecasts/([\w.-]{1,60})/(\d{4}-\d\d-\d\d)\.parquet")  # whose, and the UTC day of the origins
+STARTED = 0.1  # share of a bar that may have passed when its close is committed; of other targets, none
 MAX_FILE, MAX_LINES, FARTHEST = 16 << 20, 1 << 18, 1000  # bytes, lines and bars ahead that are read of a file
 TIME = pa.timestamp("s", tz="UTC")
 FIELDS = {  # of a line, which is one level of one bar to come
@@ -46,8 +47,9 @@ tags: [time-series-forecasting, cryptocurrency, cpbkit]
 
 # A record of forecasts
 
-Each line was committed before its bar began; `forecasts/` is only added to, and the time that counts is that of the
-commit. `scores/` says what happened, in later commits; `cpbkit score --repo {repo} --check` computes it all anew.
+Each line was committed before its bar began, that of a close before a tenth of the bar had passed; `forecasts/` is
+only added to, and the time that counts is that of the commit. `scores/` says what happened, in later commits, beside
+the price in the minute of the commit; `cpbkit score --repo {repo} --check` computes it all anew.
 """
 
 
@@ -81,7 +83,7 @@ def record(
     public: bool = False,
     clock: Callable[[], pd.Timestamp] = utc_now,
 ) -> Recorded:
-    """Commit the forecasts of the bars that have not begun, made from the newest closed ones.
+    """Commit the forecasts that `is_late` does not refuse, made from the newest closed bars.
 
     name: whose lines they are; each has files of its own. bars: by series; None fetches the newest. The repository is
     made where it is not there, private unless `public`. The same call again, at once or at the same time, adds nothing
@@ -93,27 +95,30 @@ def record(
         data, targets = model.experiment.data, set(model.experiment.task.targets)
         if model.synthetic or data.market not in ("spot", "um") or not targets <= set(TARGETS):
             raise HubError(f"a record is of bars of a venue, that others can look up; {model.series} is of none")
+    api, what = connect(repo, write=True), f"recording to {repo}"
     found, why = trained.forecast_able(models, bars, clock())
     rows = [row for model in models if model.series in found for row in _lines(model, found[model.series])]
     lines, trouble = pa.Table.from_pylist(rows, SCHEMA).to_pandas(), tuple(why.values())
-    if (newest := lines["bar"].max()) <= clock():
+    if is_late(lines, clock()).all():
         raise DataError(
-            f"every bar of these forecasts has begun, the last one at {newest:%Y-%m-%d %H:%M} UTC: a record takes "
-            "newer bars, and a horizon of two bars or more"
+            f"every bar of these forecasts has begun, the last one at {lines['bar'].max():%Y-%m-%d %H:%M} UTC: a "
+            f"record takes a close until {STARTED:.0%} of its bar have passed, and other targets before. Call it as "
+            "soon as a bar has closed, or train with a longer horizon"
         )
-    api, what = connect(write=True), f"recording to {repo}"
-    for _ in range(2 * TRIES):
+    for attempt in range(2 * TRIES):
         try:
             head, paths = look(api, repo)
         except Missing:
+            if attempt == TRIES:  # it is another's, and private
+                raise
             ask(what, lambda: api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True))
             continue
         known, changed = {}, {}
         for day, group in lines.groupby(lines["origin"].dt.strftime("%Y-%m-%d")):
             path = f"forecasts/{name}/{day}.parquet"
             known[path] = read_lines(api, repo, path, head) if path in paths else group[:0]
-            # A bar that has begun is no forecast any more, however long the Hub let us wait.
-            fresh = group[(group["bar"] > clock()) & ~keys(group).isin(keys(known[path]))]
+            # What happens already is no forecast any more, however long the Hub let us wait.
+            fresh = group[~is_late(group, clock()) & ~keys(group).isin(keys(known[path]))]
             if len(fresh):
                 changed[path] = pd.concat([known[path], fresh]) if len(known[path]) else fresh
         added = sum(len(new) - len(known[path]) for path, new in changed.items())
@@ -147,12 +152,27 @@ def keys(lines: pd.DataFrame) -> pd.MultiIndex:
     return pd.MultiIndex.from_frame(lines[KEY])
 
 
+def step_of(lines: pd.DataFrame) -> pd.Series:
+    """Return how long a bar of each line's series is; NaT for what is no name of one."""
+    interval = lines["series"].str.extract(r"^\w{1,60}_(\w+)$")[0]
+    return pd.to_timedelta(interval.map(INTERVAL_SECONDS), unit="s")
+
+
+def is_late(lines: pd.DataFrame, when: pd.Timestamp) -> pd.Series:
+    """Say of each line whether it comes too late at an instant.
+
+    Of a bar that has begun its open is known, its high and low in part; its close is not, and the naive forecast that
+    it is held against has the price of that minute.
+    """
+    return lines["bar"] + STARTED * step_of(lines).where(lines["target"] == "close", pd.Timedelta(0)) <= when
+
+
 def _missed(lines: pd.DataFrame, before: pd.DataFrame) -> dict[str, int]:
     """Return by series how many bars ended since the one that was last spoken at, and before this one."""
     last, found = before.groupby("series")["origin"].max(), {}
+    steps = dict(zip(lines["series"], step_of(lines), strict=True))
     for series, origin in lines.groupby("series")["origin"].max().items():
-        step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(series)[1]])
-        if series in last and (gone := (origin - last[series]) // step - 1) > 0:
+        if series in last and (gone := (origin - last[series]) // steps[series] - 1) > 0:
             found[series] = int(gone)
     return found
 
@@ -162,7 +182,7 @@ def look(api: HfApi, repo: str) -> tuple[str, set[str]]:
     info = ask(f"opening {repo}", lambda: api.dataset_info(repo))
     paths = {file.rfilename for file in info.siblings or ()}
     if ABOUT not in paths and paths - {".gitattributes"}:
-        raise HubError(f"{repo} holds other files than a record of cpbkit; take a new name")
+        raise HubError(f"{repo} holds other files than a record of cpbkit; name another repository")
     return info.sha or "", paths
 
 
@@ -173,9 +193,7 @@ def read_lines(api: HfApi, repo: str, path: str, commit: str) -> pd.DataFrame:
     """
     table = from_parquet(read(api, repo, path, commit, MAX_FILE, "dataset"), SCHEMA, f"{path} of {repo}")
     day = PurePosixPath(path).stem
-    intervals = table["series"].str.extract(r"^\w{1,60}_(\w+)$")[0]
-    step = pd.to_timedelta(intervals.map(INTERVAL_SECONDS), unit="s")
-    ahead = (table["bar"] - table["origin"]) / step
+    ahead = (table["bar"] - table["origin"]) / step_of(table)
     sound = table["target"].isin(TARGETS) & table["market"].isin(("spot", "um")) & ahead.between(1, FARTHEST)
     sound &= (ahead % 1 == 0) & (table["origin"].dt.strftime("%Y-%m-%d") == day)
     for column in ("forecast", "low", "high"):

@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from cpbkit import foreign
 from cpbkit.config.experiment import Task
 from cpbkit.data import binance
-from cpbkit.data.klines import INTERVAL_SECONDS, split_name
+from cpbkit.data.klines import INTERVAL_SECONDS, series_name, split_name
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.pooled import Losses, pool
 from cpbkit.hub.client import TRIES, Conflict, HubError, ask, connect, read
@@ -24,9 +24,11 @@ from cpbkit.hub.record import (
     PATH,
     TIME,
     from_parquet,
+    is_late,
     keys,
     look,
     read_lines,
+    step_of,
     to_parquet,
     utc_now,
     write,
@@ -46,7 +48,7 @@ SCHEMA = pa.schema(
         ("status", pa.string()),  # of WORDS
         ("withdrawn", pa.bool_()),  # whether its owner has changed it or taken it away since
         ("error", pa.float64()),  # truth - forecast, in basis points
-        ("naive_error", pa.float64()),  # the same of the last level that was known when the line was committed
+        ("naive_error", pa.float64()),  # of a price: the same of the one in the minute of the commit
         ("inside", pa.bool_()),  # whether the truth lay in the interval
     ]
 )
@@ -74,10 +76,10 @@ class Scored:
 def score(repo: str, bars: Mapping[str, Bars] | None = None, clock: Callable[[], pd.Timestamp] = utc_now) -> Scored:
     """Fill in what happened to the lines of a record whose bars are over, as one commit of files of its own.
 
-    A line counts when its commit is older than its bar; of two of the same the first. bars: by series; None fetches
-    them from the venue. Errors: HubError.
+    A line counts when its commit is not late, see `is_late`; of two of the same the first. bars: by series, for prices
+    those of one minute too; None fetches them from the venue. Errors: HubError.
     """
-    api = connect(write=True)
+    api = connect(repo, write=True)
     for _ in range(2 * TRIES):
         head, paths = look(api, repo)
         cursor = _cursor(api, repo, head, paths)
@@ -110,7 +112,7 @@ def check(repo: str, bars: Mapping[str, Bars] | None = None, clock: Callable[[],
 
     Needs no right to write. Errors: HubError.
     """
-    api = connect()
+    api = connect(repo)
     wrong: list[str] = []
     unread: list[str] = []
     head, paths = look(api, repo)
@@ -132,7 +134,7 @@ def check(repo: str, bars: Mapping[str, Bars] | None = None, clock: Callable[[],
 
 def standing(repo: str) -> pd.DataFrame:
     """Return how all who record stand: a row a participant and head, the best first. Errors: HubError."""
-    api = connect()
+    api = connect(repo)
     head, paths = look(api, repo)
     tables: dict[str, list[pd.DataFrame]] = {}
     for path in _scored(paths):
@@ -240,8 +242,7 @@ def _take(table: pd.DataFrame, lines: pd.DataFrame, commit: str, committed: pd.T
     fresh = lines[~keys(lines).isin(keys(table))] if len(lines) else lines
     if fresh.empty:
         return table
-    late = fresh["bar"] <= committed
-    status = np.where(late, LATE, WAITING)
+    status = np.where(is_late(fresh, committed), LATE, WAITING)
     fresh = fresh.assign(commit=commit, committed=committed, status=status, withdrawn=False)
     fresh = fresh.reindex(columns=SCHEMA.names)
     return _typed(pd.concat([table, fresh]) if len(table) else fresh)
@@ -260,44 +261,59 @@ def _fill(
     if whole.empty:
         return dict(tables), trouble
     whole = whole.reset_index(drop=True)
-    step = pd.to_timedelta(whole["series"].map(lambda name: INTERVAL_SECONDS[split_name(name)[1]]), unit="s")
-    over = whole[(whole["status"] == WAITING) & (whole["bar"] + step <= now)]
+    over = whole[(whole["status"] == WAITING) & (whole["bar"] + step_of(whole) <= now)]
     for (market, series), lines in over.groupby(["market", "series"]):
         try:
-            truth = _look_up(market, series, lines, bars, now)
+            first = lines["origin"].min() - WARM_UP * step_of(lines).iloc[0]
+            targets = tuple(dict.fromkeys(lines["target"]))
+            truth = _look_up(market, series, targets, (first, lines["bar"].max() + PATIENCE), bars, now)
+            minute = series_name(split_name(series)[0], "1m")
+            moments = lines["committed"].min(), lines["committed"].max()
+            minutes = _look_up(market, minute, ("close",), moments, bars, now)
         except CpbkitError as error:
             trouble.append(f"{series}: {error}")
             continue
-        whole.loc[lines.index, ["status", "error", "naive_error", "inside"]] = _happened(lines, truth, now)
+        whole.loc[lines.index, ["status", "error", "naive_error", "inside"]] = _happened(lines, truth, minutes, now)
     return {path: _typed(whole[whole["path"] == path]) for path in tables}, trouble
 
 
 def _look_up(
-    market: str, series: str, lines: pd.DataFrame, bars: Mapping[str, Bars] | None, now: pd.Timestamp
+    market: str,
+    series: str,
+    targets: tuple[str, ...],
+    span: tuple[pd.Timestamp, pd.Timestamp],
+    bars: Mapping[str, Bars] | None,
+    now: pd.Timestamp,
 ) -> Series:
-    """Return the columns of a series over the bars of its lines."""
+    """Return the columns of a series over a span."""
     symbol, interval = split_name(series)
     if bars is None:
-        first = lines["origin"].min() - WARM_UP * pd.Timedelta(seconds=INTERVAL_SECONDS[interval])
-        span = str(first.date()), str(min(now, lines["bar"].max() + PATIENCE).date())
-        klines = binance.fetch_klines([symbol], [interval], *span, market=market)[series]
+        first, last = (str(min(now, end).date()) for end in span)
+        klines = binance.fetch_klines([symbol], [interval], first, last, market=market)[series]
     elif series in bars:
         klines = closed_bars(series, bars[series], now)
     else:
-        raise CpbkitError("no bars of it were given")
-    targets = tuple(dict.fromkeys(lines["target"]))
-    task = Task(context=1, horizon=1, features=("close_return",), targets=targets, target_weights=(1.0,) * len(targets))
+        raise CpbkitError(f"no bars of {series} were given")
+    task = Task(context=1, horizon=1, features=("log_close",), targets=targets, target_weights=(1.0,) * len(targets))
     return from_klines(klines, task)
 
 
-def _happened(lines: pd.DataFrame, truth: Series, now: pd.Timestamp) -> pd.DataFrame:
-    """Return status, errors and whether the truth was inside, a row a line."""
+def _happened(lines: pd.DataFrame, truth: Series, minutes: Series, now: pd.Timestamp) -> pd.DataFrame:
+    """Return status, errors and whether the truth was inside, a row a line.
+
+    Who waits with a commit, or copies the price of the moment, gains nothing: a price is held against the close of the
+    minute in which the commit came, which is the last one that its owner can have known or a later one.
+    """
     step, times = np.timedelta64(truth.step_ns, "ns"), truth.times
     bar, committed = (lines[name].dt.tz_localize(None).to_numpy("datetime64[ns]") for name in ("bar", "committed"))
     column = lines["target"].map(truth.targets.index).to_numpy()
     at = np.searchsorted(times, bar).clip(max=len(times) - 1)
     seen = (np.searchsorted(times, committed - step, side="right") - 1).clip(min=0)  # the last one closed by then
     known = (times[at] == bar) & (times[seen] <= committed - step) & (times[seen] > committed - 2 * step)
+    minute = (np.searchsorted(minutes.times, committed, side="right") - 1).clip(min=0)
+    known &= (minutes.times[minute] <= committed) & (minutes.times[minute] > committed - step)
+    of_price = np.array([TARGETS[target][1] == "close" for target in truth.targets])[column]
+    naive = np.where(of_price, minutes.levels[minute, 0], truth.anchors[seen, column])
     gone = (times[-1] > bar) | (lines["bar"] + step + PATIENCE < now).to_numpy()
     level = truth.levels[at, column]
     low, high = (np.log(lines[name]) for name in ("low", "high"))
@@ -306,7 +322,7 @@ def _happened(lines: pd.DataFrame, truth: Series, now: pd.Timestamp) -> pd.DataF
         {
             "status": np.where(known, SCORED, np.where(gone, NO_BAR, WAITING)),
             "error": np.where(known, 1e4 * (level - np.log(lines["forecast"])), np.nan),
-            "naive_error": np.where(known, 1e4 * (level - truth.anchors[seen, column]), np.nan),
+            "naive_error": np.where(known, 1e4 * (level - naive), np.nan),
             "inside": inside.where(known & lines["low"].notna() & lines["high"].notna(), None),
         },
         index=lines.index,

@@ -37,6 +37,14 @@ HISTORY = 600  # bars fetched before the context, so that averages with a long m
 Bars: TypeAlias = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
 
 
+class NoForecast(DataError):
+    """No series can be forecast; `reasons` holds a sentence for each."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        super().__init__("no series can be forecast:\n  " + "\n  ".join(dict.fromkeys(reasons.values())))
+        self.reasons = reasons
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The next bars of one series, with a prediction interval."""
@@ -222,37 +230,44 @@ def forecast(
     return _predict(models, {model.series: _look(model, bars[model.series], now) for model in models})
 
 
+def reachable_bars(models: Sequence[TrainedModel], now: pd.Timestamp) -> tuple[Mapping[str, Klines], dict[str, str]]:
+    """Fetch the newest bars of the series that have some, and say by series why the others have none.
+
+    Errors: as of `newest_bars`, but for series that are not there.
+    """
+    try:
+        bars, trouble = newest_bars(models, now), {}
+    except binance.Incomplete as error:
+        bars, trouble = error.klines, dict(error.reasons)
+    for name, klines in bars.items():
+        last, step = klines.frame.index[-1], pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(name)[1]])
+        if now - last > max(STALE, 3 * step):
+            trouble[name] = f"{name}: its newest bar is of {last:%Y-%m-%d %H:%M} UTC; is it still traded?"
+    return {name: klines for name, klines in bars.items() if name not in trouble}, trouble
+
+
 def forecast_able(
     models: Sequence[TrainedModel], bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
 ) -> tuple[dict[str, Forecast], dict[str, str]]:
     """Forecast the series that can be, and say by series why the others cannot.
 
-    bars: by series; None fetches the newest ones. Errors: DataError where no series can be forecast.
+    bars: by series; None fetches the newest ones. Errors: NoForecast where no series can be forecast; SourceError.
     """
-    now, trouble = now or pd.Timestamp.now("UTC"), {}
-    if fetched := bars is None:
-        try:
-            bars = newest_bars(models, now)
-        except binance.Incomplete as error:
-            bars, trouble = error.klines, dict(error.reasons)
+    now = now or pd.Timestamp.now("UTC")
+    trouble: dict[str, str] = {}
+    if bars is None:
+        bars, trouble = reachable_bars(models, now)
     seen = {}
     for model in models:
         if model.series not in bars:
             trouble.setdefault(model.series, f"{model.series}: no bars of it were given")
             continue
         try:
-            seen[model.series] = series, _ = _look(model, bars[model.series], now)
+            seen[model.series] = _look(model, bars[model.series], now)
         except DataError as error:
             trouble[model.series] = str(error)
-            continue
-        last, step = pd.Timestamp(series.times[-1], tz="UTC"), pd.Timedelta(seconds=series.step_seconds)
-        if fetched and now - last > max(STALE, 3 * step):
-            del seen[model.series]
-            trouble[model.series] = (
-                f"{model.series}: its newest bar is of {last:%Y-%m-%d %H:%M} UTC; is it still traded?"
-            )
     if not seen:
-        raise DataError("no series can be forecast:\n  " + "\n  ".join(dict.fromkeys(trouble.values())))
+        raise NoForecast(trouble)
     return _predict([model for model in models if model.series in seen], seen), trouble
 
 

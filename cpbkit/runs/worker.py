@@ -317,11 +317,13 @@ def _result(
     if levels := experiment.task.quantiles:
         line = dataclasses.replace(line, quantiles=judge_quantiles(series, splits, levels, told))
     if parent:
-        old = _forecast_before(parent, windows, places[-1])
+        known, old = _forecast_before(parent, windows, places[-1])
         before = evidence(series, splits.test, old, splits.bounds["train"][1])
+        _, halves = judge_prediction_intervals(series, splits, experiment.task.context, known, old)
         judged = {head: judge(**part, unit=series.unit, model=name).to_dict() for head, part in before.items()}
         line = dataclasses.replace(line, before=judged)
         losses |= {head + OLD: losses_of(series, splits.test, part, name) for head, part in before.items()}
+        shown |= {head + OLD: past_of(series, splits.test, head, part, halves[head]) for head, part in before.items()}
     about = {
         "version": __version__,
         "torch": torch.__version__,
@@ -342,13 +344,13 @@ def _result(
     return Result(unit.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
 
 
-def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> np.ndarray:
-    """Return what the model before a refit forecasts of the test windows, scaled as it was trained: (W, H, K)."""
+def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> Iterator[np.ndarray]:
+    """Yield what the model before a refit forecasts of validation and test, scaled as it was trained: (W, H, K)."""
     one, task = parent.experiment, parent.experiment.task
     dtype = windows.inputs.dtype
     own_scale = Windows([windows.series[m]], task, windows.device, dtype, [windows.splits[m]], [parent.scaler])
     net = zoo.restore(task, one.model, parent.weights).to(windows.device)
-    return median(forecast(net, own_scale, "test", [0])[0], task)
+    yield from (median(forecast(net, own_scale, part, [0])[0], task) for part in ("validation", "test"))
 
 
 def data_sha256(series: Series) -> str:

@@ -21,9 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpbkit.errors import DataError
-from cpbkit.texts import printable
-from cpbkit.views.site import NO_FORECAST, Site, to_json
+from cpbkit.views.site import Site, to_json
 
 LONGEST = 200  # characters of a path or query
 GRACE, AGAIN = 5.0, 30.0  # s after a bar's close until it is asked for, and between two tries of what failed
@@ -61,12 +59,10 @@ class Live:
             return self._kept[name][1]
 
     def _make(self, name: str) -> tuple[float, bytes]:
-        try:
-            document = self._site.forecasts([name])[name]
+        document, due = self._site.documents([name])[name], 0.0
+        if document["forecast"]:
             last = dt.datetime.fromisoformat(document["forecast"]["last_bar"]).replace(tzinfo=dt.timezone.utc)
             due = last.timestamp() + 2e-3 * document["step_ms"] + GRACE
-        except DataError as error:
-            document, due = self._site.document(name, note=f"{NO_FORECAST}: {printable(str(error))}"), 0.0
         return max(due, self._clock() + AGAIN), to_json(document).encode()
 
 

@@ -253,7 +253,8 @@ def _charts(run: RunFolder, line: ResultLine) -> list[str]:
         title = f"{name}, loss relative to persistence, by epoch"
         drawn.append(chart(title, np.arange(1, longest + 1), lines, None, spoken))
     kept = run.losses(line.series)
-    for head, one in past.from_bytes(kept, name).items() if kept else ():
+    for head, by_target in past.from_bytes(kept, name).items() if kept else ():
+        one = next(iter(by_target.values()))
         rows, last = slice(-SHOWN, None), one.ahead[-1]
         levels = {kind: one.levels(y)[rows, -1] for kind, y in (("truth", one.truth), ("forecast", one.forecast))}
         times = one.bars()[rows, -1].astype("datetime64[ms]")

@@ -6,9 +6,10 @@ happened after past ones is told as errors of a day, from which no bar can be to
 
 import importlib.resources
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,25 @@ import pandas as pd
 from markupsafe import Markup
 
 from cpbkit import __version__, atomic
+from cpbkit.config.experiment import Experiment
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, validate
 from cpbkit.errors import DataError, RunError
 from cpbkit.evaluation import past, verdicts
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
+from cpbkit.texts import printable
 from cpbkit.views.loss import is_synthetic
 from cpbkit.views.report import skill_mark, templates
 from cpbkit.views.style import DARK, NAMES, label
 from cpbkit.views.verdict import skill_frame
+from cpbkit.windows.series import TARGETS
 
 CANDLES = 180  # of the newest bars
 NO_FORECAST = "No forecast of the next bars"
 LIBRARY = "bokeh.min.js", "bokeh-api.min.js"  # of the installed package
 BRAND = "cpbkit.page.json"  # tells a page that was written before from somebody's folder
+log = logging.getLogger(__name__)
 
 
 class Site:
@@ -42,30 +47,37 @@ class Site:
         self.models = {model.series: model for model in models}
         if not self.models:
             raise RunError(f"a page needs at least one finished model; {self.run.folder} has none")
-        self._meanings = verdicts.meanings(self.results)
+        self._judged = verdicts.judgements(line for line in self.results if line.series in self.models)
+        self._meanings = {head: verdicts.say_meanings(group) for head, group in self._judged.items()}
 
-    def forecasts(
-        self, names: Iterable[str], bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
+    def documents(
+        self, names: Collection[str], bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
     ) -> dict[str, dict]:
-        """Return the documents of some series, with the forecast of their next bars.
+        """Return what the page shows of some series, with the forecast of their next bars or why there is none.
 
-        bars: by series, of those that are to be forecast; None fetches the newest closed ones.
-        Errors: DataError, SourceError, as of a forecast.
+        bars: by series; None fetches the newest closed ones. In plain JSON types; `forecast.schema.json` says what
+        each is.
         """
-        now = now or pd.Timestamp.now("UTC")
-        models = [self.models[name] for name in names if bars is None or name in bars]
-        given = trained.newest_bars(models, now) if bars is None else bars
-        found = trained.forecast(models, given, now)
-        return {name: self.document(name, one, given[name]) for name, one in found.items()}
+        models, now = [self.models[name] for name in names], now or pd.Timestamp.now("UTC")
+        why: dict[str, str] = {}
+        found: Mapping[str, Forecast] = {}
+        try:
+            given, why = trained.reachable_bars(models, now) if bars is None else (bars, {})
+            found, more = trained.forecast_able(models, given, now)
+            why = more | why
+        except trained.NoForecast as error:
+            why = {**error.reasons, **why}
+        except DataError as error:
+            why = {model.series: str(error) for model in models}
+        return {
+            name: self._document(name, found.get(name), given[name] if name in found else None, why.get(name, ""))
+            for name in names
+        }
 
-    def document(self, name: str, forecast: Forecast | None = None, bars: Bars | None = None, note: str = "") -> dict:
-        """Return what the page shows of one series, in plain JSON types; `forecast.schema.json` says what each is.
-
-        note: why there is no forecast.
-        """
+    def _document(self, name: str, forecast: Forecast | None, bars: Bars | None, why: str) -> dict:
         told = None if forecast is None else _plain(forecast.to_dict())
         if told and self.public:
-            told = _relative(told, self.models[name].experiment.data.source == "table")
+            told = _relative(told, self.models[name].experiment)
         candles = None
         if isinstance(bars, pd.DataFrame) and {"open", "high", "low", "close"} <= set(bars):
             bars = validate(bars, name, source="given")
@@ -75,50 +87,74 @@ class Site:
             candles["time"] = [stamp.value // 10**6 for stamp in frame.index]
         kept = self.run.losses(name)
         by_head = past.from_bytes(kept, name) if kept else {}
+        show = _errors if self.public else _beside_truth
         return {
             "series": name,
             "label": label(name),
-            "meaning": self._meanings.get(name, "not judged"),
-            "note": note,
+            "meanings": {head: said[name] for head, said in self._meanings.items() if name in said},
+            "note": f"{NO_FORECAST}: {printable(why)}" if told is None else "",
             "synthetic": self.models[name].synthetic,
             "step_ms": _step_ms(name, by_head),
             "forecast": told,
             "candles": candles,
-            "past": {head: (_errors if self.public else _beside_truth)(one) for head, one in by_head.items()},
+            "past": {head: [show(one) for one in by_target.values()] for head, by_target in by_head.items()},
         }
+
+    def _choices(self) -> list[dict]:
+        """List what can be looked at, the first at the top: each target under its head, and the one of old weights."""
+        model = next(iter(self.models.values()))
+        targets = model.experiment.task.targets
+        own = model.experiment.data.source == "table" or model.experiment.data.market == "network"
+        by_head: dict[str, list[str]] = {}
+        for target in sorted(targets, key=lambda target: target != "close"):
+            by_head.setdefault(target if own else TARGETS[target][2], []).append(target)
+        heads = dict.fromkeys([*self._judged, *by_head])
+        return [
+            {
+                "head": head,
+                "target": target,
+                "text": (target if base == target else f"{base}: {target}") + head[len(base) :],
+                "old": base != head,
+                "on_candles": base in ("price", "bands") and not own,
+            }
+            for head in heads
+            for base in [head.removesuffix(verdicts.OLD)]
+            for target in by_head.get(base, ())
+        ]
+
+    def _glance(self, head: str) -> dict:
+        """Return all series sorted by their skill on one head."""
+        group = self._judged.get(head, {})
+        found, frame = verdicts.verdicts(group), skill_frame(group)
+        rows = []
+        for name in sorted(self.models, key=lambda name: -group[name].skill if name in group else math.inf):
+            row = {"series": name, "label": label(name), "word": "", "kind": "ties", "mark": "", "skill": ""}
+            if name in group:
+                word, skill = found[name].word, f"{100 * group[name].skill:+.2f} %".replace("-", "−")
+                row |= {"word": word, "kind": word.lower().replace(" ", "-"), "skill": skill}
+                row |= {"mark": Markup(skill_mark(group[name], *frame))}
+            rows.append(row)
+        said = verdicts.headline(found, head) if found else "No model is judged yet"
+        return {"head": head, "headline": said, "rows": rows}
 
     def index(self, live: bool = False) -> bytes:
         """Return the first file of the page: what is the same for every series, and all of them at a glance."""
-        environment = templates()
-        judged = verdicts.judgements(line for line in self.results if line.series in self.models)
-        head, group = next(iter(judged.items()), ("", {}))
-        found, frame = verdicts.verdicts(group), skill_frame(group)
-        order = sorted(self.models, key=lambda name: -group[name].skill if name in group else math.inf)
-        rows = [
-            {
-                "series": name,
-                "label": label(name),
-                "word": found[name].word if name in found else "",
-                "kind": found[name].word.lower().replace(" ", "-") if name in found else "ties",
-                "mark": Markup(skill_mark(group[name], *frame)) if name in group else "",
-                "skill": f"{100 * group[name].skill:+.2f}".replace("-", "−") if name in group else "",
-            }
-            for name in order
-        ]
+        glances = [self._glance(head) for head in self._judged or ("",)]
         pairs = [name.rpartition("_") for name in self.models]
         experiment = self.run.experiment
         return (
-            environment.get_template("site.html")
+            templates()
+            .get_template("site.html")
             .render(
                 light={name: colour for colour, name in NAMES.items()},
                 dark=DARK,
                 title=f"{experiment.preset} · {len(self.models)} series",
-                headline=verdicts.headline(found, head) if found else "No model is judged yet",
                 synthetic=is_synthetic(self.results),
                 public=self.public,
                 live=live,
-                rows=rows,
-                first=order[0],
+                glances=glances,
+                choices=self._choices(),
+                quantiles=experiment.task.quantiles,
                 coins=list(dict.fromkeys(symbol for symbol, _, _ in pairs)),
                 intervals=list(dict.fromkeys(interval for _, _, interval in pairs)),
                 labels={symbol: symbol.removesuffix("USDT") or symbol for symbol, _, _ in pairs},
@@ -146,24 +182,21 @@ def write_page(
     """Write the page of a run as a folder of static files, and return its `index.html`.
 
     out: a new folder, or one that holds an earlier page; by default `page` in the run's. bars: by series; None fetches
-    the newest closed ones, and where none can be had, the page says why and shows what the test split did.
+    the newest closed ones. Of a series without such bars the page says why, and shows what the test split did.
     public: without the bars. Errors: RunError for a run without a model or a folder that holds something else.
     """
     site, out = Site(folder, models, public), Path(out) if out else Path(folder) / "page"
     if out.exists() and any(out.iterdir()) and not (out / BRAND).exists():
         raise RunError(f"{out} must be a new or an empty folder, or hold a page that was written before")
-    note, documents = "", {}
-    try:
-        documents = site.forecasts(site.models, bars, now)
-    except DataError as error:
-        note = f"{NO_FORECAST}: {error}"
-    documents = {name: documents.get(name) or site.document(name, note=note) for name in site.models}
+    documents = site.documents(site.models, bars, now)
+    if notes := [document["note"] for document in documents.values() if document["note"]]:
+        log.warning("%d of %d series: %s. The page says why of each", len(notes), len(documents), notes[0])
     for name, content in {**site.files(), "index.html": site.index()}.items():
         _keep(out / name, content)
     for name, document in documents.items():
         _keep(out / "series" / f"{name}.js", f"cpbkit({to_json(document)});\n".encode())
     told = {name: document["forecast"] for name, document in documents.items()}
-    _keep(out / BRAND, to_json({"cpbkit": __version__, "note": note, "forecasts": told}).encode())
+    _keep(out / BRAND, to_json({"cpbkit": __version__, "forecasts": told}).encode())
     return out / "index.html"
 
 
@@ -189,18 +222,19 @@ def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
     return [float(f"{value:.8g}") for value in np.asarray(values, float).tolist()]
 
 
-def _step_ms(name: str, by_head: Mapping[str, past.Past]) -> int:
-    kept = next((one.step_seconds for one in by_head.values()), 0)
+def _step_ms(name: str, by_head: Mapping[str, Mapping[str, past.Past]]) -> int:
+    kept = next((one.step_seconds for by_target in by_head.values() for one in by_target.values()), 0)
     return round(1000 * (INTERVAL_SECONDS.get(name.rpartition("_")[2]) or kept))
 
 
-def _relative(told: dict, own_unit: bool) -> dict:
+def _relative(told: dict, experiment: Experiment) -> dict:
     """Return a forecast relative to the last level: in basis points, or in the unit of an own table."""
-    last, bars = told["last"], []
+    last, bars, own_unit = told["last"], [], experiment.data.source == "table"
+    ends = ("", "_low", "_high", *(f"_q{level:g}" for level in experiment.task.quantiles))
     for bar in told["bars"]:
         at = {"time": bar["time"]}
         for target, level in last.items():
-            for name in (target, f"{target}_low", f"{target}_high"):
+            for name in (f"{target}{end}" for end in ends):
                 if bar.get(name) is not None:
                     at[name] = bar[name] - level if own_unit else round(1e4 * (bar[name] / level - 1), 4)
         bars.append(at)

@@ -3,7 +3,8 @@
 
 const live = "live" in document.documentElement.dataset;
 const byId = (id) => document.getElementById(id);
-const known = new Map(Array.from(document.querySelectorAll("ol a"), (a) => [a.hash.slice(1), a]));
+const lists = Array.from(document.querySelectorAll("ol"));
+const known = new Map(Array.from(lists[0].querySelectorAll("a"), (a) => [a.hash.slice(1), a]));
 const documents = new Map();
 const drawn = new Map(); // place of a plot -> what is to be removed before the next
 const STALE_MS = 20_000; // a new bar is asked for so long after the last one closed
@@ -12,6 +13,13 @@ const clock = (ms) => new Date(ms).toISOString().slice(0, 16).replace("T", " ");
 const number = (x) => (x == null ? "" : x.toLocaleString("en", { maximumSignificantDigits: 7 }));
 let shown = null;
 let timer = 0;
+
+// What is looked at: a target of a head, and whether it is one of the weights before a refit.
+function wanted() {
+  const { value, dataset } = byId("what").selectedOptions[0];
+  return { target: value, head: dataset.head, isOld: "old" in dataset, onCandles: "candles" in dataset };
+}
+
 let turn = Promise.resolve();
 
 globalThis.cpbkit = (told) => documents.set(told.series, told);
@@ -73,7 +81,7 @@ async function drawNow(place, height, spoken, put) {
 }
 
 function hover(plot, renderer, rows) {
-  const tooltips = rows.map(([name, field]) => [name, `@${field}{0,0.[000000]}`]);
+  const tooltips = rows.map(([name, field]) => [name, `@{${field}}{0,0.[000000]}`]);
   plot.add_tools(
     new Bokeh.HoverTool({
       renderers: [renderer],
@@ -105,13 +113,13 @@ function candles(plot, all, step) {
   }
 }
 
-function withBand(plot, x, data, name) {
+function withBand(plot, x, data, name, bands = data.low ? [["low", "high"]] : []) {
   const source = new Bokeh.ColumnDataSource({ data: { x, ...data } });
   const field = (y) => ({ x: { field: "x" }, y: { field: y }, source });
-  if (data.low) {
+  for (const [low, high] of bands) {
     plot.varea({
-      x: { field: "x" }, y1: { field: "low" }, y2: { field: "high" }, source,
-      fill_color: colour("blue"), fill_alpha: 0.22,
+      x: { field: "x" }, y1: { field: low }, y2: { field: high }, source,
+      fill_color: colour("blue"), fill_alpha: bands.length > 1 ? 0.15 : 0.22,
     });
   }
   const line = plot.line({ ...field(name), line_color: colour("blue"), line_width: 2 });
@@ -122,13 +130,14 @@ function withBand(plot, x, data, name) {
 async function drawNext(told) {
   const place = document.querySelector("#next .plot");
   const caption = document.querySelector("#next figcaption");
-  const { forecast } = told;
+  const { target, isOld, onCandles } = wanted();
+  const forecast = isOld ? null : told.forecast;
   const [head, body] = [document.querySelector("#bars thead"), document.querySelector("#bars tbody")];
   document.querySelector("#next").hidden = document.querySelector("details").hidden = !forecast;
   if (!forecast) return;
-  const names = Object.keys(forecast.bars[0]);
-  const target = names.includes("close") ? "close" : names[1];
-  const columns = [target, `${target}_low`, `${target}_high`].filter((name) => names.includes(name));
+  const levels = byId("spread").value === "interval" ? null : byId("spread").value.split(" ");
+  const ends = levels ? levels.map((level) => `q${level}`) : ["low", "high"];
+  const columns = [target, ...ends.map((end) => `${target}_${end}`)].filter((name) => name in forecast.bars[0]);
   const row = (tag, cells) => {
     const line = document.createElement("tr");
     for (const text of cells) line.append(Object.assign(document.createElement(tag), { textContent: text }));
@@ -141,25 +150,32 @@ async function drawNext(told) {
   );
   const at = (time) => Date.parse(`${time}Z`);
   const origin = [at(forecast.last_bar), ...columns.map(() => (forecast.last ? forecast.last[target] : 0))];
-  const [x, middle, low, high] = ["time", ...columns].map((name, i) => [
+  const [x, ...found] = ["time", ...columns].map((name, i) => [
     origin[i],
     ...forecast.bars.map((bar) => (i ? bar[name] : at(bar.time))),
   ]);
   const last = forecast.bars.at(-1);
   const held = forecast.nominal === null ? "" : `, which held ${(100 * forecast.coverage).toFixed(1)} % of the test bars`;
-  const band = low ? ` The band is a ${(100 * forecast.nominal).toFixed(0)} % interval${held}.` : "";
+  const data = Object.fromEntries(["forecast", ...ends].slice(0, found.length).map((name, i) => [name, found[i]]));
+  const between = ends.slice(0, ends.length >> 1).map((low, i) => [low, ends[ends.length - 1 - i]]);
+  const percent = (share) => `${Number((100 * share).toFixed(1))} %`;
+  const band = levels
+    ? ` The bands lie between the quantiles ${levels.map(percent).join(", ")} that the model forecasts.`
+    : data.low ? ` The band is a ${percent(forecast.nominal)} interval${held}.` : "";
   caption.textContent = `The next ${forecast.bars.length} bars after ${clock(origin[0])} UTC${unit}.${band}`;
   const spoken = `${told.label}: ${target} forecast as ${number(last[target])}${unit} at ${last.time.replace("T", " ")}`;
   await draw(place, 340, spoken, (plot) => {
-    if (told.candles) candles(plot, told.candles, told.step_ms);
+    if (told.candles && onCandles) candles(plot, told.candles, told.step_ms);
     else plot.line({ x, y: x.map(() => origin[1]), line_color: colour("orange"), line_dash: "dashed" });
-    withBand(plot, x, { [target]: middle, ...(low ? { low, high } : {}) }, target);
+    withBand(plot, x, data, "forecast", data[ends[0]] ? between : []);
   });
 }
 
 async function drawPast(told) {
   const figure = byId("past");
-  const one = Object.values(told.past)[0];
+  const { head, target } = wanted();
+  const kept = told.past[head] ?? [];
+  const one = kept.find((past) => past.target === target) ?? kept[0]; // an earlier version kept one
   figure.hidden = !one?.time[0].length;
   if (figure.hidden) return;
   const ahead = byId("ahead");
@@ -173,7 +189,8 @@ async function drawPast(told) {
   if (one.rmse) {
     const data = { rmse: one.rmse[step], persistence: one.persistence[step] };
     caption.textContent =
-      `Past forecasts against what happened, on the test bars: the error of each day or more, ${one.unit}, ` +
+      `Past forecasts of ${one.target} against what happened, on the test bars: the error of each day or more, ` +
+      `${one.unit}, ` +
       "blue; that of forecasting no change, dashed.";
     const worse = data.rmse.filter((error, i) => error > data.persistence[i]).length;
     await draw(place, 260, `${spoken}: the error was smaller on ${x.length - worse} of ${x.length} points`, (plot) => {
@@ -185,8 +202,8 @@ async function drawPast(told) {
   const data = { forecast: one.forecast[step], low: one.low[step], high: one.high[step], truth: one.truth[step] };
   const inside = data.truth.filter((y, i) => data.low[i] <= y && y <= data.high[i]).length;
   caption.textContent =
-    `Past forecasts (blue, with their interval) against what happened (dark), the last ${x.length} test bars: ` +
-    `${one.target}. ${Math.round((100 * inside) / x.length)} % lie inside.`;
+    `Past forecasts of ${one.target} (blue, with their interval) against what happened (dark), the last ${x.length} ` +
+    `test bars. ${Math.round((100 * inside) / x.length)} % lie inside.`;
   await draw(place, 260, `${spoken}: ${caption.textContent}`, (plot) => {
     const field = withBand(plot, x, data, "forecast");
     plot.line({ ...field("truth"), line_color: colour("ink"), line_width: 1.3 });
@@ -199,18 +216,23 @@ async function show(name, keepFocus = true) {
   const cut = name.lastIndexOf("_");
   byId("coin").value = name.slice(0, cut);
   byId("interval").value = name.slice(cut + 1);
-  for (const [other, link] of known) link.toggleAttribute("aria-current", other === name);
+  const { head, isOld } = wanted();
+  const glance = lists.find((list) => list.dataset.head === head) ?? lists[0];
+  for (const list of lists) list.hidden = list !== glance;
+  document.querySelector(".headline").textContent = glance.dataset.headline;
+  for (const link of document.querySelectorAll("ol a")) link.toggleAttribute("aria-current", link.hash === `#${name}`);
   const verdict = byId("verdict");
   byId("name").textContent = known.get(name).querySelector("b").textContent;
   clearTimeout(timer);
   try {
     const told = await load(name);
     if (shown !== name) return;
-    const [, word, meaning] = /^([A-Z ]+): (.*)$/s.exec(told.meaning) ?? ["", "", told.meaning];
+    const said = told.meanings[head] ?? "not judged";
+    const [, word, meaning] = /^([A-Z ]+): (.*)$/s.exec(said) ?? ["", "", said];
     const strong = Object.assign(document.createElement("b"), { textContent: word });
     strong.className = word.toLowerCase().replaceAll(" ", "-");
     verdict.replaceChildren(strong, meaning);
-    byId("note").textContent = told.note;
+    byId("note").textContent = isOld ? "Old weights: what they did on the test bars. They forecast no more." : told.note;
     await drawNext(told);
     await drawPast(told);
     if (live && told.forecast) {
@@ -238,6 +260,8 @@ function choose() {
 
 byId("coin").addEventListener("change", choose);
 byId("interval").addEventListener("change", choose);
+byId("what").addEventListener("change", () => show(shown));
+byId("spread").addEventListener("change", async () => drawNext(await load(shown)));
 byId("ahead").addEventListener("change", async () => drawPast(await load(shown)));
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => show(location.hash.slice(1), false));
