@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from archive_server import make_rows, serving
+
+from benchmarks.archive_server import make_rows, serving
 
 COLUMNS = 80
 LIMIT = 600.0  # s; a machine with other work on it takes ten times as long as a quiet one

@@ -8,17 +8,16 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
-import archive_server
 import numpy as np
 import pandas as pd
 import pytest
-from archive_server import BOMB, FAULTS, Fault, make_rows, milliseconds, serving
 from conftest import NOWHERE, ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import archive_server
+from benchmarks.archive_server import BOMB, FAULTS, Fault, make_rows, milliseconds, serving
 from cpbkit.config.experiment import SYMBOLS
 from cpbkit.data import archive, binance
 from cpbkit.data.binance import Hosts, fetch_klines
@@ -501,7 +500,7 @@ def test_what_fails_twice_is_had_at_the_third_try(fetch, server, kind):
 
 
 def test_a_long_retry_after_is_capped(fetch, server, monkeypatch):
-    monkeypatch.setattr("archive_server.RETRY_AFTER", "86400")
+    monkeypatch.setattr("benchmarks.archive_server.RETRY_AFTER", "86400")
     server.faults = [Fault("429", "2025-01.zip$", 1)]
     began = time.monotonic()
     assert fetch()["BTCUSDT_4h"].passport.complete
@@ -654,7 +653,7 @@ def test_a_paused_host_is_not_asked(server):
     "answer", [b"<html>", b"{}", b"[1]", b"[[]]", b'[["x",1,1,1,1,1,1,1,1,1,1,1]]', b"[[1e99,1,1,1,1,1,1,1,1,1,1,1]]"]
 )
 def test_a_rest_answer_that_holds_no_bars_is_refused(fetch, server, monkeypatch, answer):
-    monkeypatch.setattr("archive_server.Handler.rest", lambda self, query: (200, answer))
+    monkeypatch.setattr("benchmarks.archive_server.Handler.rest", lambda self, query: (200, answer))
     with pytest.raises(Incomplete, match=r"rest BTCUSDT-4h 2025-03-12T00:00 .*: an answer that"):
         fetch()
 
@@ -787,7 +786,7 @@ class Parent:
     def __init__(self, server, folder):
         self.server, self.folder = server, folder
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("archive_server.py"))],
+            [sys.executable, archive_server.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

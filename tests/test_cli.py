@@ -14,12 +14,12 @@ import click
 import numpy as np
 import pandas as pd
 import pytest
-from archive_server import make_rows, milliseconds, serving
 from click.testing import CliRunner
 from conftest import ROOT
 from test_report import write_run
 from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
+from benchmarks.archive_server import make_rows, milliseconds, serving
 from cpbkit.cli.command import Commands, experiment_of, status_line
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from archive_server import make_rows, milliseconds, packed, serving, zipped
 
+from benchmarks.archive_server import make_rows, milliseconds, packed, serving, zipped
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance

@@ -9,10 +9,10 @@ import sys
 import textwrap
 
 import pytest
-from archive_server import make_rows, serving
 from conftest import ROOT
 from hub_server import serve_hub
 
+from benchmarks.archive_server import make_rows, serving
 from cpbkit import __version__
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -139,18 +139,25 @@ class Pool:
         self._jobs: queue.SimpleQueue[tuple[Future, Callable, tuple] | None] = queue.SimpleQueue()
         self._threads = threads
         self._started = 0
+        self._lock, self._closed = threading.Lock(), False
 
     def submit(self, function: Callable[..., Any], *arguments) -> Future:
-        """Let a thread call a function; return its Future."""
-        if self._started < self._threads:
-            self._started += 1
-            threading.Thread(target=self._work, daemon=True).start()
+        """Let a thread call a function; return its Future, which is cancelled where the pool is closed."""
         future: Future = Future()
-        self._jobs.put((future, function, arguments))
+        with self._lock:
+            if self._closed:
+                future.cancel()
+                return future
+            if self._started < self._threads:
+                self._started += 1
+                threading.Thread(target=self._work, daemon=True).start()
+            self._jobs.put((future, function, arguments))
         return future
 
     def close(self) -> None:
         """Drop the jobs that wait; the threads end when they are through with theirs."""
+        with self._lock:
+            self._closed = True  # whoever submits another would wait for it for ever
         with contextlib.suppress(queue.Empty):
             while True:
                 if job := self._jobs.get_nowait():

@@ -66,7 +66,7 @@ class ResultLine:
         raw = foreign.parse(text, dict)
         if "intervals" in raw:  # as earlier versions called them
             raw["prediction_intervals"] = raw.pop("intervals")
-        foreign.check(raw, {**foreign.form_of(cls), **INNER})
+        foreign.check(raw, FORM)
         for told in raw.get("prediction_intervals", {}).values():
             if len(told.get("dates", ())) != len(told.get("over_time", ())):
                 raise foreign.Damaged("'over_time' is of other dates")
@@ -80,7 +80,10 @@ class ResultLine:
 
     def to_json(self) -> str:
         """Write it as one line of JSON. Errors: ValueError for a number that is not finite."""
-        return json.dumps(dataclasses.asdict(self), allow_nan=False, separators=(",", ":"))
+        return json.dumps(vars(self), allow_nan=False, separators=(",", ":"))
+
+
+FORM = {**foreign.form_of(ResultLine), **INNER}
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Pace:
         """
         if not missing:
             return 0.0
-        trained = sum(share - self.first[name] for name, share in self.last.items())
+        trained = sum(share - self.first[name] for name, share in self.last.copy().items())
         if not trained:
             return None
         lengths = np.sort(np.asarray(epochs, dtype=float))[::-1] / self.epochs  # the longest first
@@ -106,7 +106,7 @@ class State:
     @property
     def share(self) -> float:
         """How much of the work is done, from 0 to 1."""
-        begun = self.saved | {name: one.share for name, one in self.running.items()}
+        begun = self.saved | {name: one.share for name, one in self.running.copy().items()}  # a view may be a thread
         return (self.done + sum(begun.values())) / self.total
 
     @property

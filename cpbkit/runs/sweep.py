@@ -100,6 +100,8 @@ def sweep(
                 _leave_word(run, state)
         else:
             tell("complete")
+        for path in run.folder.glob("progress/*.safetensors"):  # of units that are through, by whatever name
+            path.unlink()
     return run.results()
 
 
@@ -313,8 +315,6 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
                         for stage, seconds in message.seconds.items():
                             clock.add(f"worker: {stage}", seconds)
                 tell(state.stage)
-    for name in plan.named_units():
-        run.keep_checkpoint(name, None)
     if incomplete:
         raise incomplete
 
@@ -337,7 +337,7 @@ def _retry(run: RunFolder, state: State) -> executors.Retry:
     def retry(unit: Unit, why: str, halve: bool) -> tuple[list[Message], list[Unit]]:
         if unit.name not in again and not (halve and len(unit.series) > 1):
             again.add(unit.name)
-            whole = replace(unit, checkpoint=run.checkpoint(unit.name))
+            whole = replace(unit, checkpoint=run.checkpoint(unit.name), tried=(*unit.tried, f"{unit.name} {why}"))
             return [Note(unit.name, f"{unit.name} {why}; it is tried again")], [whole]
         return shrink(unit, state.ended, why)
 

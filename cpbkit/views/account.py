@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # they load torch, which a view does not need
     from cpbkit.runs.progress import State
 
 LOSS_LINES = 10  # of a training, if it goes through all its epochs
+WORDS = 500  # models whose endings are told with a verdict
 
 
 class Account:
@@ -34,7 +35,7 @@ class Account:
         if self._told is None:
             self._told = state.done
             for line in state.results:
-                self._judge(line)
+                self._take_up(line)
         if state.plan and not self._begun:
             self._begun = True
             self.view.keep(*opening(state, state.plan))
@@ -47,12 +48,17 @@ class Account:
 
     def _judge(self, line: ResultLine) -> str:
         """Say the skill of a model's first head, and the word that it has among those which are through."""
-        if not line.test:
+        if not (judged := self._take_up(line)):
             return ""
-        series, head = line.series, next(iter(line.test))
-        self._judged[series] = Judgement.from_dict(line.test[head])
-        word = verdicts(self._judged)[series].word
-        return f"{100 * self._judged[series].skill:+.1f} % {word}"
+        # The correction takes all of them anew for each one that ends, which few have the time for.
+        word = verdicts(self._judged)[line.series].word if len(self._judged) <= WORDS else ""
+        return f"{100 * judged.skill:+.1f} % {word}".rstrip()
+
+    def _take_up(self, line: ResultLine) -> Judgement | None:
+        if not line.test:
+            return None
+        judged = self._judged[line.series] = Judgement.from_dict(next(iter(line.test.values())))
+        return judged
 
     def _losses(self, state: "State") -> str:
         epochs = state.experiment.training.epochs

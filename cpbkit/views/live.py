@@ -205,7 +205,8 @@ class Terminal:
         self.stream = stream or sys.stderr
         self._clock, self._over = clock, False
         self._last: float | None = None  # when a line was written
-        self._heard, self._stands, self._stage = clock(), "", ""  # the last word of the sweep, and when
+        self._state: State | None = None  # the last word of the sweep
+        self._heard, self._stage = clock(), ""  # when, and what it was doing
         self._shown = ""
         self._in_place = self.stream.isatty()
         self._period = LINE_PERIOD if self._in_place else LOG_PERIOD
@@ -231,11 +232,10 @@ class Terminal:
         """Write the state if it is time for it; the last one is always written."""
         now, over = self._clock(), state.done >= state.total
         with self._lock:
-            # A large sweep has many words a second, and a sentence takes its time; a new stage may last.
-            fresh = state.stage.partition(":")[0] != self._stage.partition(":")[0]
-            if self._over or (self._stands and now - self._heard < LINE_PERIOD and not (over or fresh)):
+            if self._over:
                 return
-            self._heard, self._stands, self._stage = now, sentence(state), "" if over else state.stage
+            fresh = state.stage.partition(":")[0] != self._stage.partition(":")[0]  # which may last
+            self._heard, self._state, self._stage = now, state, "" if over else state.stage
             if self._last is None or over or now - self._last >= self._period or (fresh and self._in_place):
                 self._over = over
                 self._write(self._line())
@@ -249,12 +249,12 @@ class Terminal:
                     line = "\r" + line.ljust(width)
                 self.stream.write(line + "\n")
             if self._in_place and self._shown and not self._over:
-                self._write(self._line())
+                self._write(self._shown)  # a large sweep has many, and another sentence would take its time
             self.stream.flush()
 
     def _line(self, waited: str = "") -> str:
         """Return what is known, what matters first: a narrow terminal cuts the sentence about the stage."""
-        return "  ".join(filter(None, (self._stands, waited, self._stage)))
+        return "  ".join(filter(None, (sentence(self._state) if self._state else "", waited, self._stage)))
 
     def _write(self, text: str) -> None:
         self._last, self._shown = self._clock(), text
