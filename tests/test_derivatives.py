@@ -1,5 +1,7 @@
 """Columns of the futures: the right value beside each bar, never one that was not known yet."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,9 +66,13 @@ def test_what_the_archive_lacks_is_told(server):
     server.files = {path: blob for path, blob in server.files.items() if "2025-02" not in path}
     (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"], store=Store(also=[])).values()
     assert short.frame["funding_rate"].isna().sum() == 20 * 6
-    assert "120 bars have no funding_rate: the archive's files end at 2025-02-01T00:00." in short.passport.notes
+    (note,) = [note for note in short.passport.notes if "no funding_rate" in note]
+    assert note.startswith(
+        "120 bars have no funding_rate: the archive's files end at 2025-02-01T00:00, and the REST host"
+    )
+    assert "fundingRate answered HTTP 404" in note
     server.files = {}
-    with pytest.raises(SourceError, match="PEPEUSDT_4h: the archive has no premiumIndexKlines for these dates"):
+    with pytest.raises(SourceError, match="the archive has no premiumIndexKlines for these dates, and the"):
         add_columns({"PEPEUSDT_4h": bars}, ["premium"])
 
 
@@ -89,3 +95,51 @@ def test_open_interest_comes_day_by_day_in_coins(server):
     # The bar of 00:00 closes at 04:00: the sample of 03:55 is known by then, that of 04:00 is not yet.
     assert joined.frame["open_interest"].loc["2025-01-20T00:00"] == 1000 * (20_000 + 47)
     assert joined.frame["open_interest"].loc["2025-01-20T20:00"] == 1000 * (20_000 + 287)
+
+
+def without_february(server):
+    server.files = {path: blob for path, blob in server.files.items() if "2025-02" not in path}
+
+
+def test_days_that_the_archive_does_not_have_yet_come_from_the_rest_host(server, tmp_path):
+    (whole,) = load_klines(experiment()).values()
+    without_february(server)
+    first, hour = milliseconds("2025-02-01"), 3_600_000
+    paid = [{"fundingTime": first + 8 * hour * i + 3, "fundingRate": f"{0.0001 * i + 0.02:.6f}"} for i in range(84)]
+    server.files["/fapi/v1/fundingRate"] = json.dumps(paid).encode()
+    marks = make_rows("4h", "2025-01-01", "2025-03-01", seed=4, price=1000.0)
+    marks = [[int(r[0]), *r[1:]] for r in marks if int(r[0]) >= first]
+    server.files["/fapi/v1/markPriceKlines"] = json.dumps(marks).encode()
+    (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-01-20", "2025-02-20").values()
+    (tail,) = add_columns(
+        {"PEPEUSDT_4h": bars}, ["funding_rate", "mark_price"], store=Store(tmp_path, also=[])
+    ).values()
+    pd.testing.assert_frame_equal(tail.frame, whole.frame[tail.frame.columns], rtol=1e-12)
+    asked = [path for path in server.asked if path.startswith("/fapi")]
+    assert all("symbol=1000PEPEUSDT" in path for path in asked) and not tail.passport.notes[1:]
+    assert sum(file.name.startswith("rest ") for file in tail.passport.files) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"{}", b"[[1]]", b'[{"fundingTime": 1e400, "fundingRate": "x"}]', b"[" * 99_999]
+)
+def test_a_rest_host_without_sense_is_told_and_stops_nothing(server, answer, tmp_path):
+    (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-01-20", "2025-02-20").values()
+    without_february(server)
+    server.files["/fapi/v1/fundingRate"] = answer
+    (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"], store=Store(tmp_path, also=[])).values()
+    assert short.frame["funding_rate"].isna().sum() == 120
+    assert "files end at 2025-02-01T00:00, and the REST host" in " ".join(short.passport.notes)
+
+
+def test_open_interest_of_the_last_thirty_days_comes_from_the_rest_host(server):
+    (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-02-01", "2025-02-20").values()
+    first = milliseconds("2025-02-10T10:30")  # thirty days ago
+    samples = [{"timestamp": first + 300_000 * i, "sumOpenInterest": str(i)} for i in range(5000)]
+    server.files["/futures/data/openInterestHist"] = json.dumps(samples).encode()
+    (joined,) = add_columns({"PEPEUSDT_4h": bars}, ["open_interest"]).values()
+    column = joined.frame["open_interest"]
+    assert column[:"2025-02-10T04:00"].isna().all() and column["2025-02-10T08:00":].notna().all()
+    # The bar of 08:00 closes at 12:00: 11:55 is the last sample that is known by then.
+    assert column["2025-02-10T08:00"] == 1000 * 17
+    assert "the REST host has it of the last 30 days alone" in " ".join(joined.passport.notes)

@@ -123,6 +123,8 @@ HTX = records(
     rows(H, s(H), "open", "close", "low", "high", "volume", money(H), *same(H, 4), newest_first=True),
 )
 CANDLES = rows(H, ms(H), *OHLCV)
+MINUTES = bars(40, "1min")
+SHARES = STOCK_HOURS.assign(**{c: np.rint(STOCK_HOURS[c] * 10_000).astype(int) for c in PRICES})
 
 # file name, content, what it holds (series: bars)
 LAYOUTS = {
@@ -186,6 +188,14 @@ LAYOUTS = {
     "KuCoin": ("BTC-USDT_1h.json", json.dumps({"code": "200000", "data": texts(rows(H, s(H), "open", "close", "high", "low", "volume", money(H), newest_first=True))}), {"BTCUSDT_1h": H}),
     "Gate.io": ("BTC_USDT_1h.json", json.dumps(texts(rows(H, s(H), money(H), "close", "high", "low", "open", "volume", *same(H, "true")))), {"BTCUSDT_1h": H}),
     "HTX": ("btcusdt_1h.json", json.dumps({"ch": "market.btcusdt.kline.60min", "status": "ok", "ts": 17, "data": HTX}), {"BTCUSDT_1h": H}),
+    "HTX archive": ("BTCUSDT-60min-2024-01-20.zip", csv(H, "", s(H), "open", "close", "high", "low", money(H), "volume").encode(), {"BTCUSDT_1h": H}),
+    "HTX archive, with names": ("BTCUSDT-60min-2024-01.csv", csv(H, "id,open,high,low,close,vol,amount", s(H), *PRICES, money(H), "volume"), {"BTCUSDT_1h": H}),
+    "HTX archive, days at UTC+8": ("BTCUSDT-1day-2024-01.csv", csv(HONGKONG, "", s(HONGKONG), "open", "close", "high", "low", money(HONGKONG), "volume"), {"BTCUSDT_1d": HONGKONG}),
+    "QuantConnect Lean, hours of a coin": ("crypto/coinbase/hour/btcusd_trade.zip", csv(H, "", at(H, "%Y%m%d %H:%M"), *OHLCV).encode(), {"BTCUSD_1h": H}),
+    "QuantConnect Lean, minutes of a coin": ("crypto/binance/minute/btcusdt/20240120_trade.zip", csv(MINUTES, "", ms(MINUTES) - ms(MINUTES)[0], *OHLCV).encode(), {"BTCUSDT_1m": MINUTES}),
+    "QuantConnect Lean, hours of a share": ("equity/usa/hour/aapl.zip", csv(SHARES, "", [f"{t:%Y%m%d %H:%M}" for t in STOCK_HOURS.index - pd.Timedelta("5h")], *OHLCV).encode(), {"AAPL_1h": STOCK_HOURS}),
+    "QuantConnect Lean, days of a share": ("equity/usa/daily/aapl.zip", csv(D.assign(**{c: np.rint(D[c] * 10_000).astype(int) for c in PRICES}), "", at(D, "%Y%m%d 00:00"), *OHLCV).encode(), {"AAPL_1d": D}),
+    "QuantConnect Lean, quotes": ("crypto/binance/minute/btcusdt/20240120_quote.zip", csv(MINUTES, "", ms(MINUTES) - ms(MINUTES)[0], *OHLCV, *OHLCV).encode(), "it holds bids and asks"),
     "Deribit": ("BTC-PERPETUAL_1h.json", json.dumps({"jsonrpc": "2.0", "result": DERIBIT, "usIn": 1, "testnet": False}), {"BTCUSDT_1h": H}),
     "Bitstamp": ("bitstamp.json", json.dumps({"data": {"pair": "BTC/USD", "ohlc": records("timestamp open high low close volume", texts(rows(H, s(H), *OHLCV)))}}), {"BTCUSD_1h": H}),
     "Upbit": ("krw.json", json.dumps(records("market candle_date_time_utc opening_price high_price low_price trade_price timestamp candle_acc_trade_volume", rows(H, *same(H, "KRW-BTC"), at(H, "%Y-%m-%dT%H:%M:%S"), "open", "high", "low", "close", ms(H) + 3_500_000, "volume"))), "nothing read as"),
@@ -244,6 +254,7 @@ LAYOUTS = {
 
 def write(path, content):
     """Put a layout into a file as its kind wants it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, pd.DataFrame):
         kind = {".parquet": "to_parquet", ".feather": "to_feather", ".xlsx": "to_excel"}[path.suffix]
         getattr(content, kind)(path, **({"index": False} if kind == "to_excel" else {}))

@@ -32,6 +32,8 @@ from cpbkit.data.klines import (
     Klines,
     SourceFile,
     check_interval,
+    grid_phase,
+    join_bars,
     split_name,
     stamp,
     validate,
@@ -521,7 +523,7 @@ class _Fetch:
                 log.warning("no second opinion from %s: %s", file.name, error)
                 continue
             if isinstance(piece, Piece):
-                return compare(held, piece, order.step, file.interval != order.interval)
+                return compare(order, held, piece, file.interval != order.interval)
         return None
 
     def _exists(self, file: ArchiveFile) -> bool:
@@ -547,23 +549,16 @@ class _Fetch:
 DROPPED = ("duplicates", "off_grid", "unfinished", "conflicts")
 
 
-def compare(held: Holding, piece: Piece, step: int, finer: bool) -> Opinion:
+def compare(order: Order, held: Holding, piece: Piece, finer: bool) -> Opinion:
     """Compare the bars of a holding with a file of the same interval, or with the sums of a finer one.
 
-    step: ns of a bar of the holding. Of a finer file only bars are compared that it has all parts of.
+    Of a finer file only bars are compared that it has all parts of.
     """
     starts, values = piece.starts, piece.values[:, :5]
     if finer:
-        parts = step // int(np.diff(starts).min()) if len(starts) > 1 else 1
-        whole = starts // step * step
-        begins = np.flatnonzero(np.append(True, whole[1:] != whole[:-1])[: len(whole)])
-        counts = np.diff(np.append(begins, len(whole)))
-        ends = begins + counts - 1
-        joins = (np.maximum.reduceat, np.minimum.reduceat)
-        high, low = (join(values[:, i], begins) for i, join in zip((1, 2), joins, strict=True))
-        summed = [values[begins, 0], high, low, values[ends, 3], np.add.reduceat(values[:, 4], begins)]
-        full = counts == parts
-        starts, values = whole[begins][full], np.column_stack(summed)[full]
+        parts = order.step // int(np.diff(starts).min()) if len(starts) > 1 else 1
+        starts, values, counts = join_bars(starts, values, order.step, grid_phase(order.interval, held.starts))
+        starts, values = starts[counts == parts], values[counts == parts]
     _, mine, theirs = np.intersect1d(held.starts, starts, assume_unique=True, return_indices=True)
     differ = ~np.isclose(held.values[mine, :5], values[theirs], rtol=1e-7, atol=0).all(axis=1)
     first = stamp(held.starts[mine][differ][0]) if differ.any() else ""

@@ -3,18 +3,19 @@
 import functools
 import hashlib
 import io
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from cpbkit.data import archive
+from cpbkit.data import archive, binance
 from cpbkit.data.archive import ArchiveFile, BadFile
 from cpbkit.data.binance import THREADS, Hosts
 from cpbkit.data.cache import Store
-from cpbkit.data.download import Client, Pool, Retries
-from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, split_name, stamp
+from cpbkit.data.download import Client, Pool, Retries, Unavailable
+from cpbkit.data.klines import DAY_NS, INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, split_name, stamp
 from cpbkit.data.request import contract_of, dates
 from cpbkit.data.unpack import NotUnpacked, unzip
 from cpbkit.data.venue import Contract
@@ -27,6 +28,7 @@ COLUMNS = {  # feature: folder of the archive of USD-M futures
     "open_interest": "metrics",  # coins; one file per day, so that years of it take a while
 }
 SAMPLED = 300 * SECOND_NS  # open interest is sampled every five minutes, and taken as known with the next sample
+RECENT = 30 * DAY_NS  # of open interest, which is all that the REST host has
 FUNDING = ["calc_time", "funding_interval_hours", "last_funding_rate"]
 
 
@@ -38,29 +40,38 @@ def add_columns(
     hosts: Hosts | None = None,
     retries: Retries | None = None,
 ) -> dict[str, Klines]:
-    """Return the bars with columns of COLUMNS beside them, from the archive's files, checksums held.
+    """Return the bars with columns of COLUMNS beside them: the archive's files, checksums held, then the REST host.
 
-    The value at a bar is the last one known when it closes; before the first it is NaN, and after the last file
-    that the archive has too. Raises SourceError where the archive has nothing of a contract, or does not answer.
+    The value at a bar is the last one known when it closes; before the first and after the last it is NaN, and the
+    Passport tells why. Raises SourceError where neither has anything of a contract, or the archive does not answer.
     """
-    names, store = [name for name in names if name in COLUMNS], store or Store()
+    names, store, hosts = (
+        [name for name in names if name in COLUMNS],
+        store or Store(),
+        hosts or Hosts.from_environment(),
+    )
     if not names:
         return dict(bars)
     client, pool = Client(THREADS, retries), Pool(THREADS)
     try:
-        get = functools.partial(_read, client, hosts or Hosts.from_environment(), store)
+        get, ask = functools.partial(_read, client, hosts, store), functools.partial(_ask, client, hosts)
         jobs = {(series, name): _files(each, name) for series, each in bars.items() for name in names}
         waiting = {key: [pool.submit(get, key[1], *job) for job in files] for key, files in jobs.items()}
-        found = {key: [future.result() for future in futures] for key, futures in waiting.items()}
+        found = {key: [month for future in futures if (month := future.result())] for key, futures in waiting.items()}
+        tails = {(series, name): pool.submit(ask, name, bars[series], found[series, name]) for series, name in found}
+        asked = {key: future.result() for key, future in tails.items()}
     finally:
         client.close()
         pool.close()
-    return {series: _joined(each, {name: found[series, name] for name in names}) for series, each in bars.items()}
+    return {
+        series: _joined(each, {name: (found[series, name], *asked[series, name]) for name in names})
+        for series, each in bars.items()
+    }
 
 
 @dataclass(frozen=True)
 class _Month:
-    """What one file says, and until when it speaks."""
+    """What one file or answer says, and until when it speaks."""
 
     known: np.ndarray  # (N,) ns, increasing
     values: np.ndarray  # (N,)
@@ -68,23 +79,85 @@ class _Month:
     source: SourceFile
 
 
-def _joined(bars: Klines, found: dict[str, list[_Month | None]]) -> Klines:
+def _joined(bars: Klines, found: dict[str, tuple[list[_Month], _Month | None, str]]) -> Klines:
     frame, passport = bars.frame, bars.passport
     closes = frame.index.asi8 + INTERVAL_SECONDS[split_name(passport.series)[1]] * SECOND_NS
     files, notes = list(passport.files), list(passport.notes)
-    for name, months in found.items():
-        there = [month for month in months if month]
+    for name, (months, tail, why) in found.items():
+        there = [*months, tail] if tail else months
         if not there:
-            raise SourceError(f"{passport.series}: the archive has no {COLUMNS[name]} for these dates")
+            raise SourceError(f"{passport.series}: the archive has no {COLUMNS[name]} for these dates, and {why}")
         known, values = (np.concatenate([getattr(month, part) for month in there]) for part in ("known", "values"))
         at = np.searchsorted(known, closes, side="right") - 1
-        end = max(month.end for month in there)
-        column = np.where((at >= 0) & (closes <= end), values[at], np.nan)
+        column = np.where((at >= 0) & (closes <= max(month.end for month in there)), values[at], np.nan)
         frame = frame.assign(**{name: column})
         files += [month.source for month in there]
         if absent := int(np.isnan(column).sum()):
-            notes.append(f"{absent} bars have no {name}: the archive's files end at {stamp(end)}.")
+            ends = (
+                f"the archive's files end at {stamp(max(month.end for month in months))}"
+                if months
+                else "no file is there"
+            )
+            notes.append(f"{absent} bars have no {name}: {ends}{', and ' + why if why else ''}.")
     return Klines(frame, replace(passport, files=tuple(files), notes=tuple(notes)))
+
+
+def _ask(client: Client, hosts: Hosts, name: str, bars: Klines, months: list[_Month]) -> tuple[_Month | None, str]:
+    """Ask the REST host for what the archive does not have yet of a column; return it, and what it has not, and why."""
+    symbol, interval = split_name(bars.passport.series)
+    contract, length = contract_of(symbol, "um"), INTERVAL_SECONDS[interval] * SECOND_NS
+    starts = bars.frame.index.asi8
+    since = max((month.end for month in months), default=int(starts[0]) - DAY_NS)
+    first, end, why = since, int(starts[-1]) + length, ""
+    if since >= end:
+        return None, ""
+    call, later, params = COLUMNS[name], length, {"interval": interval, "limit": 1000}
+    if name == "funding_rate":
+        later, params = 0, {"limit": 1000}
+    elif name == "open_interest":
+        call, later, params = "openInterestHist", SAMPLED, {"period": "5m", "limit": 500}
+        first = max(since, binance._now() - RECENT)
+        why = "the REST host has it of the last 30 days alone" if first > since else ""
+    url = hosts.rest("um", call)
+    if name == "open_interest":
+        url = url.replace("/fapi/v1/", "/futures/data/")
+    points: list[tuple[int, float]] = []
+    sha, at = hashlib.sha256(), first
+    try:
+        while at < end:
+            span = {"startTime": at // 10**6, "endTime": (end - 1) // 10**6}
+            answer = client.get(url, {"symbol": contract.name, **params, **span}, limit=archive.REST_LIMIT)
+            if answer.status != 200:
+                raise Unavailable(f"{url} answered HTTP {answer.status}: {answer.body[:80].decode(errors='replace')}")
+            page = [(time, value) for time, value in _points(answer.body, name, url) if at <= time < end]
+            if not page:
+                break
+            points += page
+            sha.update(answer.body)
+            at = page[-1][0] + 10**6
+    except SourceError as error:
+        why = f"the REST host did not help: {str(error).rstrip('.')}"
+    if not points:
+        return None, why or f"the REST host has none of it from {stamp(since)} on"
+    known, values = (np.array(each) for each in zip(*points, strict=True))
+    known = known + later
+    values = values * (contract.coins if name == "open_interest" else 1 / contract.coins if name == "mark_price" else 1)
+    if first > since:  # nothing is known between the last file and the first answer
+        known, values = np.append(since + 1, known), np.append(np.nan, values)
+    source = SourceFile(f"rest {call} {contract.name} {stamp(first)} {stamp(end)}", sha.hexdigest())
+    return _Month(known, values, end if name == "funding_rate" and not why else int(known[-1]), source), why
+
+
+def _points(body: bytes, name: str, url: str) -> list[tuple[int, float]]:
+    """Return times (ns) and values of one answer, in order; BadFile where it has none."""
+    time, value = {
+        "funding_rate": ("fundingTime", "fundingRate"),
+        "open_interest": ("timestamp", "sumOpenInterest"),
+    }.get(name, (0, 4))  # of bars: the start and the close
+    try:
+        return sorted((int(row[time]) * 10**6, float(row[value])) for row in json.loads(body))
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError, OverflowError):
+        raise BadFile(f"{url} answered what is no {name}: {body[:80]!r}") from None
 
 
 def _files(bars: Klines, name: str) -> list[tuple[ArchiveFile, Contract]]:

@@ -37,7 +37,8 @@ from cpbkit.texts import printable
 VENUES = ("", "binance", "other")  # "" is guessed from the files' names
 MANY = 10_000  # files of a folder
 NOT_BARS = re.compile(r"funding|premium|[-_]mark[-_.]|[-_]index[-_.]|aggtrades|[-_]trades[-_.]|bookdepth|metrics", re.I)
-ARCHIVE_NAME = re.compile(r"[A-Z0-9]+-\d+[a-z]+-\d{4}-\d{2}(-\d{2})?\.(csv|zip)")  # as Binance's archive names files
+# As Binance's archive names files; that of HTX says 60min.
+ARCHIVE_NAME = re.compile(r"[A-Z0-9]+-\d+(?:[smhdw]|mo)-\d{4}-\d{2}(-\d{2})?\.(csv|zip)")
 WORDS = frozenset(  # of files' names that are no symbols
     """data ohlcv ohlc kline klines candle candles candlestick history historical hist spot futures um perp perpetual
     swap price prices bars binance bybit okx kraken coinbase bitfinex bitstamp gemini kucoin yahoo daily hourly minute
@@ -230,13 +231,41 @@ def _read_file(path: pathlib.Path, series: str = "", asked: str = "") -> list[_P
     """Read the pieces of a file. series: what it must be; asked: the symbol, if the file does not say."""
     table, digest = load(path)
     try:
-        sheets = read_sheets(table, path.name)
+        table, by_folder, notes = _from_lean(path, table)
+        sheets = [replace(one, notes=(*notes, *one.notes)) for one in read_sheets(table, path.name)]
     except (OverflowError, ValueError) as error:  # a number of four hundred digits, the year 148108, bytes as a price
         raise DataError(f"{path.name}: it cannot be read: {str(error)[:300]}") from None
     if series and len(sheets) > 1:
         sheets = [sheet for sheet in sheets if series_name(sheet.symbol, sheet.interval) == series] or sheets
     file = SourceFile(path.name, digest)
-    return [_piece(sheet, path.name, file, series, asked, len(sheets) == 1) for sheet in sheets]
+    return [_piece(sheet, path.name, file, series, by_folder or asked, len(sheets) == 1) for sheet in sheets]
+
+
+# equity/usa/minute/aapl/20240122_trade.zip, crypto/coinbase/hour/btcusd_trade.zip
+LEAN = re.compile(
+    r"/(equity|crypto|cryptofuture)/\w+/(minute|hour|daily)/(?:(\w+)/(\d{8})_)?(\w+?)(?:_(trade|quote))?\.(?:zip|csv)$"
+)
+
+
+def _from_lean(path: pathlib.Path, table: pd.DataFrame) -> tuple[pd.DataFrame, str, tuple[str, ...]]:
+    """Read a table of QuantConnect's Lean, whose folders say what it does not: its table, symbol and notes."""
+    found = LEAN.search(path.absolute().as_posix())
+    if not found or not pd.api.types.is_integer_dtype(table.columns.dtype):
+        return table, "", ()
+    kind, length, folder, day, stem, what = found.groups()
+    if "quote" in (what, stem):
+        raise DataError(f"{path.name}: it holds bids and asks; take Lean's file of trades")
+    if day:
+        opened = pd.to_datetime(day, format="%Y%m%d") + pd.to_timedelta(table[0], unit="ms")
+    else:
+        opened = pd.to_datetime(table[0], format="%Y%m%d %H:%M")
+    prices, notes = table[[1, 2, 3, 4]], []
+    if kind == "equity":
+        prices, notes = prices / 10_000, ["Lean's prices of shares were read as ten-thousandths of a dollar."]
+    if kind == "equity" and length != "daily":
+        opened = opened.dt.tz_localize("America/New_York").dt.tz_convert("UTC")
+        notes.append("Lean's times of shares were read as New York's.")
+    return pd.concat([opened, prices, table[table.columns[5:]]], axis=1), (folder or stem).upper(), tuple(notes)
 
 
 def _piece(sheet: Sheet, name: str, file: SourceFile, series: str, asked: str, alone: bool = True) -> _Piece:
@@ -273,9 +302,7 @@ def _piece(sheet: Sheet, name: str, file: SourceFile, series: str, asked: str, a
 
 def read_name(name: str) -> tuple[str, str]:
     """Return the symbol and the interval that a file's name says, "" for what it does not."""
-    stem = re.sub(
-        r"(\.(csv|txt|tsv|dat|json|jsonl|ndjson|parquet|pq|feather|arrow|ft|xlsx|gz|zip))+$", "", name, flags=re.I
-    )
+    stem = re.sub(rf"(\.({'|'.join(KINDS)}))+$", "", name, flags=re.I)
     stem = re.sub(r"^DAT_(?:ASCII|MT|NT|XLSX|MS)_", "", stem)
     interval, rest = "", stem
     # 1h, 15m, 1-min, 60min, M15 and H1 of MetaTrader, hourly; a bare d stands alone in CryptoDataDownload's names.

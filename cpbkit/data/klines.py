@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit import foreign
+from cpbkit.data.sessions import closed_bars
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, SourceError, check_name
 from cpbkit.texts import redact
@@ -218,6 +219,22 @@ def find_last(starts: np.ndarray) -> np.ndarray:
     return np.append(starts[1:] != starts[:-1], True)[: len(starts)]
 
 
+def join_bars(
+    starts: np.ndarray, values: np.ndarray, step: int, phase: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Put bars together to longer ones, on the grid of step and phase: their starts, values, and parts that were there.
+
+    starts (N,): in order, in the unit of step and phase; values (N, 5): open high low close volume.
+    """
+    whole = (starts - phase) // step * step + phase
+    begins = np.flatnonzero(np.append(True, whole[1:] != whole[:-1])[: len(whole)])
+    counts = np.diff(np.append(begins, len(whole)))
+    high, low = np.maximum.reduceat(values[:, 1], begins), np.minimum.reduceat(values[:, 2], begins)
+    volume = np.add.reduceat(values[:, 4], begins)
+    closes = values[begins + counts - 1, 3]
+    return whole[begins], np.column_stack([values[begins, 0], high, low, closes, volume]), counts
+
+
 def sift(
     starts: np.ndarray, values: np.ndarray, interval: str, now: int | None = None, phase: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
@@ -288,10 +305,14 @@ def validate(
 
     grid_low = starts[0] if start is None else low
     grid_high = starts[-1] if end is None else (high - phase) // step * step + phase
+    known = market or synthetic  # of what is known that it never closes
+    closed = starts[:0] if known else closed_bars(starts, grid_low, grid_high, step)
     o, h, lo, c = values[:, :4].T
     move = np.log(c[1:] / c[:-1])
     beyond_gap = (np.diff(starts) > step) & (np.abs(move) > ANOTHER_ASSET)
     notes = [*notes] if has_volume else [*notes, "There is no volume; features that need it cannot be used."]
+    if len(closed):
+        notes.append(f"It trades in sessions: {len(closed):,} bars of nights, weekends and holidays are not missing.")
     notes += [
         f"Across the gap from {stamp(starts[i])} to {stamp(starts[i + 1])} the price changes by a factor of "
         f"{np.exp(abs(move[i])):,.0f}, as if another asset had taken the name: use the bars of one side."
@@ -304,9 +325,9 @@ def validate(
         files=tuple(files),
         first=stamp(starts[0]),
         last=stamp(starts[-1]),
-        expected=max(int((grid_high - grid_low) // step) + 1, len(starts)),
+        expected=max(int((grid_high - grid_low) // step) + 1 - len(closed), len(starts)),
         got=len(starts),
-        gaps=_gaps(starts, grid_low, grid_high, step, market),
+        gaps=_gaps(np.sort(np.append(starts, closed)), grid_low, grid_high, step, market),
         zero_volume=int((values[:, 4] == 0).sum()) if has_volume else 0,
         flat=int(((o == h) & (h == lo) & (lo == c)).sum()),
         **{name: count + (dropped or {}).get(name, 0) for name, count in counts.items()},

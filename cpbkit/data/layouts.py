@@ -184,7 +184,8 @@ def _name_rest(table: pd.DataFrame, rows: np.ndarray, names: dict[int, str]) -> 
 
 def _is_money(column: np.ndarray, rows: np.ndarray, found: dict[int, str], low: np.ndarray, high: np.ndarray) -> bool:
     volume = rows[:, next(i for i, name in found.items() if name == "volume")]
-    return _share_between(column, volume, low, high) > 0.9
+    # Whichever of the two comes first: `_order_volumes` exchanges them.
+    return max(_share_between(column, volume, low, high), _share_between(volume, column, low, high)) > 0.9
 
 
 def _share_between(money: np.ndarray, volume: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:

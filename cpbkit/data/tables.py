@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import pathlib
 import re
 import warnings
@@ -13,6 +14,7 @@ import zlib
 import zoneinfo
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 from xml.etree.ElementTree import ParseError
 
 import numpy as np
@@ -25,20 +27,23 @@ from pandas.io.parsers import TextParser
 from pyarrow import ipc
 
 from cpbkit.data import times
-from cpbkit.data.unpack import check_methods, gunzip, unzip
+from cpbkit.data.unpack import PACKED, check_methods, unpack, unzip
 from cpbkit.errors import DataError, check_name
 
 log = logging.getLogger(__name__)
 
 TEXT = ("csv", "txt", "tsv", "dat")
-KINDS = (*TEXT, "json", "jsonl", "ndjson", "parquet", "pq", "feather", "arrow", "ft", "xlsx", "gz", "zip")
+JSON = ("json", "jsonl", "ndjson")
+KINDS = (*TEXT, *JSON, "parquet", "pq", "feather", "arrow", "ft", "xlsx", *PACKED, "zip")
 UNPACKED = 32 << 20  # bytes that any packed file may hold
 TIMES_PACKED = 50  # more, if the file is large: bars of many digits shrink to a tenth, flat ones to a fiftieth
 ROWS = 2_000_000  # that any Parquet or feather file may hold; more, if it is large: a row takes more than a byte
 JSON_DEPTH = 6
 JSON_SIZE = 128 << 20  # bytes; parsed it takes ten times as much
 COLUMNS = 10_000  # of any table: 1,500 tickers side by side have fewer
-LINE = 1 << 20  # bytes of the first line
+LINE = 1 << 20  # bytes of which some line must end
+FOOTER = 16 << 20  # bytes of what a Parquet file tells of itself: columns, row groups, what pandas noted
+NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as much
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
 MARGIN = ("schema", "index", "columns", "data")  # of pandas' own JSON
@@ -87,9 +92,11 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
     if not path.is_file():
         near = sorted(p.name for p in path.parent.iterdir() if p.is_file())[:8] if path.parent.is_dir() else []
         raise DataError(f"no file {path}" + (f"; that folder has {', '.join(near)}" if near else ""))
-    blob = path.read_bytes()
-    digest = hashlib.sha256(blob).hexdigest()
     try:
+        with path.open("rb") as file:
+            _check_early(file, path)
+            blob = file.read()
+        digest = hashlib.sha256(blob).hexdigest()
         table = _from_bytes(blob, path.name)
     # Arrow's errors are ValueErrors, those of a sheet's XML are not; nested or huge JSON, and what pandas noted in a
     # Parquet file, end in the others.
@@ -108,6 +115,31 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
             f"{path.name}: it cannot be read as what its name says: {' '.join(str(error).split())[:300]}"
         ) from None
     return with_index(table, path.name), digest
+
+
+def _check_early(file: BinaryIO, path: pathlib.Path) -> None:
+    """Raise ValueError for a file that would take too much memory, before it is read."""
+    kind = path.suffix.lower()[1:]
+    if kind in TEXT:
+        _check_lines(file)
+    elif kind in JSON:
+        _check_json(path.stat().st_size)
+    elif kind in ("parquet", "pq"):
+        file.seek(-min(8, path.stat().st_size), os.SEEK_END)
+        if (size := int.from_bytes(file.read(4), "little")) > FOOTER:
+            raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
+    file.seek(0)
+
+
+def _check_lines(file: BinaryIO) -> None:
+    while piece := file.read(LINE):
+        if len(piece) == LINE and not re.search(rb"[\r\n]", piece):
+            raise ValueError(f"it has a line of more than {LINE:,} bytes")
+
+
+def _check_json(size: int) -> None:
+    if size > JSON_SIZE:
+        raise ValueError(f"JSON may have {JSON_SIZE >> 20} MiB; got {size >> 20}. Write Parquet, feather or CSV")
 
 
 def with_index(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -140,9 +172,10 @@ def one_row_each(table: pd.DataFrame) -> pd.DataFrame:
 
 def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
     name, limit = name.lower(), max(UNPACKED, TIMES_PACKED * len(blob))
-    if name.endswith(".gz"):
-        blob, name = gunzip(blob, limit), name[:-3]
-    elif name.endswith(".zip"):
+    stem, _, kind = name.rpartition(".")
+    if kind in PACKED:
+        blob, name = unpack(blob, kind, limit), stem
+    elif kind == "zip":
         name, blob = unzip(blob, limit)
         name = name.lower()
     kind = name.rpartition(".")[2]
@@ -150,22 +183,30 @@ def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
         return _from_parquet(blob, limit)
     if kind in ("feather", "arrow", "ft"):
         rows = pyarrow.dataset.IpcFileFormat().make_fragment(pa.py_buffer(blob)).count_rows()
-        _check_rows(rows, len(ipc.open_file(pa.py_buffer(blob)).schema), blob)
+        schema = ipc.open_file(pa.py_buffer(blob)).schema
+        _check_noted(schema.metadata)
+        _check_rows(rows, len(schema), blob)
         return pd.read_feather(io.BytesIO(blob))
-    if kind in ("json", "jsonl", "ndjson"):
+    if kind in JSON:
         return _from_json(blob)
     if kind == "xlsx":
         return _from_excel(blob, limit)
     if kind in TEXT:
         return _from_text(blob)
     raise DataError(
-        f"{name}: a file is read as .csv, .parquet, .feather, .json or .xlsx (also .gz, .zip); got .{kind}. "
+        f"{name}: a file is read as .csv, .parquet, .feather, .json or .xlsx (also .gz, .bz2, .xz, .zip); got .{kind}. "
         "Pickles are never read: they can run code"
     )
 
 
+def _check_noted(metadata: dict[bytes, bytes] | None) -> None:
+    if (size := len((metadata or {}).get(b"pandas", b""))) > NOTED:
+        raise ValueError(f"what pandas noted of it may have {NOTED:,} bytes; got {size:,}")
+
+
 def _from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
     told = pq.ParquetFile(pa.BufferReader(blob))
+    _check_noted(told.schema_arrow.metadata)
     _check_rows(told.metadata.num_rows, told.metadata.num_columns, blob)
     flat = [field.name for field in told.schema_arrow if not pa.types.is_nested(field.type)]
     leaves = [told.schema.column(i) for i in range(told.metadata.num_columns)]
@@ -240,8 +281,7 @@ def _from_sheet(sheet) -> pd.DataFrame:
 
 
 def _from_json(blob: bytes) -> pd.DataFrame:
-    if len(blob) > JSON_SIZE:
-        raise ValueError(f"JSON may have {JSON_SIZE >> 20} MiB; got {len(blob) >> 20}. Write Parquet, feather or CSV")
+    _check_json(len(blob))
     # A list takes two bytes here and sixty in memory; one of a bar's four prices and time has more than ten.
     if blob.count(b"[") + blob.count(b"{") > 1000 + len(blob) // 10:
         raise ValueError("it has more lists than bars could fill")
@@ -363,8 +403,7 @@ def _decode(blob: bytes) -> tuple[str, str]:
 
 
 def _from_text(blob: bytes) -> pd.DataFrame:
-    if len(blob) > LINE and not re.search(rb"[\r\n]", blob[:LINE]):
-        raise ValueError(f"its first line has more than {LINE:,} bytes")
+    _check_lines(io.BytesIO(blob))
     text, encoding = _decode(blob)
     # A banner before the table, and a separator, are seen on its first lines.
     head = text[:65536].splitlines()[:50]

@@ -1,11 +1,14 @@
 """Take apart what is packed, with a bound on what comes out: a few bytes can promise any amount."""
 
+import bz2
 import gzip
 import io
+import lzma
 import struct
 import zipfile
 import zlib
 
+PACKED = {"gz": gzip, "bz2": bz2, "xz": lzma}  # by the end of a name
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be read piece by piece
 
 
@@ -13,15 +16,15 @@ class NotUnpacked(ValueError):
     """Packed bytes that are damaged, of another kind, or that hold more than they may."""
 
 
-def gunzip(blob: bytes, limit: int) -> bytes:
-    """Unpack gzip, also of several members, to at most `limit` bytes; NotUnpacked else."""
+def unpack(blob: bytes, kind: str, limit: int) -> bytes:
+    """Unpack what a kind of PACKED has packed, several members too, to at most `limit` bytes; NotUnpacked else."""
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(blob)) as file:
+        with PACKED[kind].open(io.BytesIO(blob)) as file:
             content = file.read(limit + 1)
     except EOFError:
         raise NotUnpacked("its end is missing") from None
-    except (OSError, zlib.error) as error:
-        raise NotUnpacked(f"it is not gzip that can be read ({error})") from None
+    except (OSError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
+        raise NotUnpacked(f"it is not .{kind} that can be read ({error})") from None
     if len(content) > limit:
         raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
     return content

@@ -213,7 +213,7 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
         days = str((now - reach).date()), str(now.date())
         if data.source == "synthetic":
             yesterday = str((now - pd.Timedelta(days=1)).date())  # whole days, all of them closed
-            found |= synthetic.make_market(symbols, [interval], data.start or days[0], yesterday, data.seed)
+            found |= synthetic.make_market(symbols, [interval], days[0], yesterday, data.seed)
         else:
             found |= binance.fetch_klines(symbols, [interval], *days, market=data.market)
     return found
