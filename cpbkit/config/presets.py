@@ -59,7 +59,7 @@ LTSF = Training(  # Zeng et al. 2023, github.com/cure-lab/LTSF-Linear
     patience=3,
     clip_norm=0.0,
 )
-LTSF_RATES = replace(LTSF, learning_rate=5e-4)  # theirs for exchange rates, which wander as prices do
+LTSF_SLOW = replace(LTSF, learning_rate=5e-4)  # theirs for exchange rates, which wander as prices do
 LINEAR_TASK = Task(context=336, horizon=10, features=("log_close",), target_scale="standard")
 
 # What all presets of the sources share with each other and not with the sources: inputs are log ratios scaled by train
@@ -175,8 +175,8 @@ PRESETS: dict[str, Experiment] = {
             patience=10,
         ),
     ),
-    "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_RATES),
-    "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_RATES),
+    "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_SLOW),
+    "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_SLOW),
     # The baseline of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
     "ridge_ar": Experiment(
         preset="ridge_ar",

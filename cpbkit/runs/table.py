@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cpbkit.config.experiment import Experiment, Model, vary
-from cpbkit.config.presets import LTSF, PRESETS
+from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
@@ -81,8 +81,10 @@ def plan_series(
             f"{model} forecasts a network trace, with ranges, weights and repeats of its own: "
             f"`cpbkit sweep --preset {model} --files trace.csv`"
         )
-    if model in ("nlinear", "dlinear"):
-        base = dataclasses.replace(base, training=LTSF)  # a table need not wander
+    if model in ("nlinear", "dlinear"):  # which rate suits depends on whether a table wanders: validation tells
+        search = (("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),)
+        asked = settings.keys() & {"learning_rate", "search"}
+        base = dataclasses.replace(base, training=dataclasses.replace(LTSF, search=() if asked else search))
     columns = tuple(columns)
     task: dict[str, object] = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns)}
     task |= {"target_scale": scale, "context": context, "horizon": horizon}
@@ -127,6 +129,9 @@ def run_series(
         net, end = train_alone(experiment, windows, stack, on_progress)
         about = {"parameters": stack.parameters, "epochs": end.epochs, "best_epoch": end.best_epoch}
         about["seconds"] = time.monotonic() - begun
+        for name, values in training.search:
+            tried = ", ".join(f"{value:g}" for value in values)
+            notes.append(f"{name} {getattr(end.training, name):g}, which validation chose among {tried}")
     on_progress("testing")
     with precision(training, device) as autocast, autocast:
         errors, persistence = _errors(net, windows)
