@@ -256,21 +256,27 @@ class Experiment:
 
         Errors: CpbkitError for a file that is no experiment, and for TOML before Python 3.11; OSError.
         """
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            content = file.read(FILE_SIZE + 1)
         try:
-            if Path(path).suffix != ".toml":
-                return from_json(text)
-            if sys.version_info < (3, 11):
-                raise CpbkitError(f"{path}: Python 3.10 reads no TOML; write the same as JSON, or take a newer Python")
-            import tomllib
+            if len(content) > FILE_SIZE:
+                raise foreign.Damaged(f"it has more than {FILE_SIZE:,} bytes")
+            if Path(path).suffix == ".toml":
+                if sys.version_info < (3, 11):
+                    raise CpbkitError(
+                        f"{path}: Python 3.10 reads no TOML; write the same as JSON, or take a newer Python"
+                    )
+                import tomllib
 
-            return from_dict(tomllib.loads(text))
-        except (foreign.Damaged, ValueError) as error:
+                content = json.dumps(tomllib.loads(content.decode()), default=str).encode()
+            return from_json(content.decode())
+        except (foreign.Damaged, ValueError, RecursionError) as error:
             raise CpbkitError(
                 f"{path} must be an experiment as JSON or TOML, such as the experiment.json of a run; {error}"
             ) from None
 
 
+FILE_SIZE = 1 << 20  # bytes of an own preset
 PARTS = {"data": Data, "task": Task, "model": Model, "training": Training}
 
 

@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pathlib
 import re
 import warnings
@@ -124,10 +123,6 @@ def _check_early(file: BinaryIO, path: pathlib.Path) -> None:
         _check_lines(file)
     elif kind in JSON:
         _check_json(path.stat().st_size)
-    elif kind in ("parquet", "pq"):
-        file.seek(-min(8, path.stat().st_size), os.SEEK_END)
-        if (size := int.from_bytes(file.read(4), "little")) > FOOTER:
-            raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
     file.seek(0)
 
 
@@ -180,7 +175,7 @@ def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
         name = name.lower()
     kind = name.rpartition(".")[2]
     if kind in ("parquet", "pq"):
-        return _from_parquet(blob, limit)
+        return from_parquet(blob, limit)
     if kind in ("feather", "arrow", "ft"):
         rows = pyarrow.dataset.IpcFileFormat().make_fragment(pa.py_buffer(blob)).count_rows()
         schema = ipc.open_file(pa.py_buffer(blob)).schema
@@ -204,7 +199,10 @@ def _check_noted(metadata: dict[bytes, bytes] | None) -> None:
         raise ValueError(f"what pandas noted of it may have {NOTED:,} bytes; got {size:,}")
 
 
-def _from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
+def from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
+    """Read a Parquet file whose columns unpack to at most `limit` bytes; ValueError or ArrowException else."""
+    if (size := int.from_bytes(blob[-8:-4], "little")) > FOOTER:
+        raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
     told = pq.ParquetFile(pa.BufferReader(blob))
     _check_noted(told.schema_arrow.metadata)
     _check_rows(told.metadata.num_rows, told.metadata.num_columns, blob)

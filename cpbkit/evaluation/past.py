@@ -3,7 +3,9 @@
 import io
 import logging
 import math
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,12 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from cpbkit.data.unpack import check_methods
+
 if TYPE_CHECKING:  # windows needs torch
     from cpbkit.windows.series import Series
 
 LAST = 500  # windows
 TOGETHER, LEAST = 24, 8  # windows whose errors are told as one, and fewest of a day that is told at all
 log = logging.getLogger(__name__)
+UNPACKED = 1 << 27  # bytes of all arrays of a series
+LARGEST = 1e15  # of what they hold: times in ms reach into the year 33,000
 MARK = "/past "  # in the name of an array, between its head and its target
 
 
@@ -33,6 +39,17 @@ class Past:
     forecast: np.ndarray  # (W, A) y
     truth: np.ndarray  # (W, A) y
     half: np.ndarray  # (W, A) half widths of the interval then in force
+
+    def __post_init__(self):
+        wide = (len(self.times), len(self.ahead))
+        known = [("times", wide[:1], "i"), ("ahead", wide[1:], "i"), ("last", wide[:1], "f")]
+        known += [(name, wide, "f") for name in ("forecast", "truth", "half")]
+        for name, shape, kind in known:
+            check_array(getattr(self, name), name, shape, kind)
+        if not (isinstance(self.target, str) and isinstance(self.unit, str) and 0 < self.step_seconds < 1e8):
+            raise ValueError(f"a past is of a target, in a unit, of steps of some seconds; got {self.step_seconds!r}")
+        if not wide[1] or self.ahead.min() < 1 or self.ahead.max() > 1e6 or (np.abs(self.times) > 9e12).any():
+            raise ValueError("a past is of bars ahead, at times that a calendar has")
 
     def levels(self, y: np.ndarray) -> np.ndarray:
         """Turn y (W, A) into levels."""
@@ -113,17 +130,42 @@ def from_bytes(content: bytes | None, series: str) -> dict[str, dict[str, Past]]
     found: dict[tuple[str, str], dict] = {}
     told: dict[str, dict[str, Past]] = {}
     try:
-        with np.load(io.BytesIO(content or b""), allow_pickle=False) as file:
-            for key in file.files:
-                head, mark, rest = key.partition(MARK)
-                if mark:
-                    target, _, name = rest.rpartition("/")
-                    value = file[key]
-                    found.setdefault((head, target), {})[name] = value if value.ndim else value.item()
+        for key, value in read_arrays(content or b"").items():
+            head, mark, rest = key.partition(MARK)
+            if mark:
+                target, _, name = rest.rpartition("/")
+                found.setdefault((head, target), {})[name] = value if value.ndim else value.item()
         for (head, _), values in found.items():  # earlier versions kept one target and did not name it here
             one = Past(**values)
             told.setdefault(head, {})[one.target] = one
         return told
-    except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("the past forecasts of %s cannot be shown: %s", series, error)
+    except (ValueError, TypeError) as error:
+        log.warning("the past forecasts of %s cannot be shown: %s", series, str(error)[:300])
         return {}
+
+
+def read_arrays(content: bytes) -> dict[str, np.ndarray]:
+    """Read arrays that numpy packed, by name; ValueError for anything else, and for what unpacks to too much."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as box:
+            check_methods(box.infolist())
+            if (size := sum(member.file_size for member in box.infolist())) > UNPACKED:  # zipfile reads no more
+                raise ValueError(f"it unpacks to {size:,} bytes; at most {UNPACKED:,}")
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    # What garbage makes zipfile and numpy raise depends on where it is; an array may claim any size.
+    except (
+        *(OSError, EOFError, KeyError, TypeError, RuntimeError, MemoryError),
+        *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+    ) as error:
+        raise ValueError(f"it holds no arrays that can be read: {error}") from None
+    if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"it holds no array but {odd[0][:40]!r}")
+    return arrays
+
+
+def check_array(array: object, name: str, shape: tuple[int, ...], kind: str) -> None:
+    """Raise ValueError unless something is an array of a shape, of whole numbers (kind i) or of numbers (f)."""
+    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype.kind == kind
+    if not fits or (np.abs(array[np.isfinite(array)]) > LARGEST).any():
+        raise ValueError(f"{name} must be an array of {shape} numbers below {LARGEST:g}; got {str(array)[:40]!r}")

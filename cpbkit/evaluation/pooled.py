@@ -6,7 +6,6 @@ Series that move together are one piece of evidence and not forty; the mean over
 import io
 import itertools
 import math
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,13 @@ class Losses:
     variance: np.ndarray  # (W,) known at the origin, which losses are divided by
     model: np.ndarray  # (W,) mean squared error of a window
     baselines: dict[str, np.ndarray]  # (W,) each
+
+    def __post_init__(self):
+        past.check_array(self.times, "times", (len(self.times),), "i")
+        for name, loss in {"variance": self.variance, "model": self.model, **self.baselines}.items():
+            past.check_array(loss, name, self.times.shape, "f")
+        if not 0 < self.step_seconds < 1e8 or not 1 <= self.horizon <= 1e6:
+            raise ValueError(f"losses are of bars of some seconds, some ahead; got {self.step_seconds}, {self.horizon}")
 
     def at(self, rows: np.ndarray) -> "Losses":
         """Return the losses of some windows."""
@@ -69,9 +75,8 @@ def to_bytes(by_head: Mapping[str, Losses], shown: Mapping[str, Mapping[str, pas
 
 
 def from_bytes(content: bytes) -> dict[str, Losses]:
-    """Read what `to_bytes` packed. Errors: ValueError, KeyError or OSError where it is something else."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if past.MARK not in name}
+    """Read what `to_bytes` packed. Errors: ValueError, KeyError, TypeError or OverflowError for something else."""
+    arrays = {name: array for name, array in past.read_arrays(content).items() if past.MARK not in name}
     found = {}
     for head in dict.fromkeys(name.partition("/")[0] for name in arrays):
         named = (f"{head}/baseline ", f"{head}/floor ")  # as earlier versions called them
@@ -92,11 +97,11 @@ def gather(names: Iterable[str], read: Callable[[str], bytes | None]) -> tuple[d
     for name in names:
         try:
             by_head = from_bytes(read(name) or b"")
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+        except (ValueError, KeyError, TypeError, OverflowError):
             missing.append(name)
             continue
         for head, one in by_head.items():
-            if all(loss.any() for loss in one.baselines.values()):
+            if one.baselines and all(loss.any() for loss in one.baselines.values()):
                 found.setdefault(head, {})[name] = one
     return found, missing
 

@@ -43,7 +43,9 @@ PLAN, STATUS, LOCK, HOLDER = "progress/plan.json", "progress/status.json", ".loc
 STOP = "progress/stop.json"
 PARTS = ("models", "losses", "progress")  # folders
 NAME = re.compile(r"\w{1,90}")  # of a series, which becomes that of files
-LARGE = 1 << 28  # bytes of a model or monitor at most
+LARGE = 1 << 28  # bytes of a model at most
+SMALLER = 1 << 25  # of the losses and forecasts of a series, and of a monitor
+YEAR_5000 = 1e11  # s since 1970; no time of a run is later
 CHECKPOINT_SIZE = 1 << 36
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,10 @@ PLAN_FORM = {
     **{"units": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
     **{"seconds?": float, "reason?": str, "stacked?": bool},
 }
-STATUS_FORM = {"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float}
+STATUS_FORM = {
+    **{"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float},
+    **{"seconds_left?": float | None, "at_most?": bool},
+}
 STOP_FORM = {"end": bool, "series": [str]}
 HOLDER_FORM = {"pid": int, "host": str, "since": float}
 ABOUT_FORM = {
@@ -210,7 +215,7 @@ class RunFolder:
         told = self._read(HOLDER, HOLDER_FORM)
         if not told:
             return "it has not said who it is"
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(told["since"], 0.0), YEAR_5000)))
         return f"process {told['pid']} on {told['host']}, since {since}"
 
     def results(self) -> list[ResultLine]:
@@ -281,7 +286,7 @@ class RunFolder:
 
     def losses(self, series: str) -> bytes | None:
         """Read what `pooled` packed of a series, or None where there is nothing that can be read."""
-        return self._content(f"losses/{series}.npz")
+        return self._content(f"losses/{series}.npz", SMALLER)
 
     def model(self, series: str) -> bytes | None:
         """Read the file of a trained model, or None where there is none that can be read."""
@@ -369,15 +374,17 @@ class RunFolder:
 
     def monitor(self) -> "pd.DataFrame | None":
         """Read what was seen of memory and load over all starts; None before the first end."""
-        content = self._content(MONITOR)
+        content = self._content(MONITOR, SMALLER)
         if content is None:
             return None
-        import pandas as pd  # here, since `status` and others do without it
-        import pyarrow as pa
+        import pyarrow as pa  # here, since `status` and others do without them
+
+        from cpbkit.data.tables import from_parquet
 
         try:
-            frame = pd.read_parquet(io.BytesIO(content))
-            return frame.astype({"time": float, "device": str, "text": str})
+            frame = from_parquet(content, 4 * SMALLER)
+            numbers = dict.fromkeys(("time", "allocated", "reserved", "host", "utilisation"), float)
+            return frame.astype({"device": str, "text": str, **numbers})
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             self._give_up(MONITOR, Damaged(str(error).splitlines()[0]))
             return None
