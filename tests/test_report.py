@@ -337,3 +337,7 @@ def test_the_report_is_sorted_searched_and_opened_in_a_browser(path, visit, widt
     assert page.evaluate(cut) == 0, "no table is cut"
     small = "[...document.querySelectorAll('body *')].filter(e => parseFloat(getComputedStyle(e).fontSize) < 10).length"
     assert page.evaluate(small) == 0, "all text can be read"
+    page.set_viewport_size({"width": 703, "height": 1000})  # of an A4 page between its margins
+    page.emulate_media(media="print")
+    assert page.locator("details.part:visible").count() == 1, "what is open is printed"
+    assert page.evaluate("document.documentElement.scrollWidth") == 703 and page.evaluate(cut) == 0

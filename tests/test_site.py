@@ -154,6 +154,7 @@ def test_old_and_new_weights_have_a_verdict_and_past_forecasts_of_each_target(ri
     told = document(rich[False], "BTCUSDT_1h")
     heads = ["price", "volatility", "price (old weights)", "volatility (old weights)"]
     assert list(told["meanings"]) == heads and sorted(told["past"]) == sorted(heads)
+    assert told["intervals"]["price"]["coverage"] != told["intervals"]["volatility"]["coverage"]
     old, new = (told["past"][f"price{end}"] for end in (" (old weights)", ""))
     assert [one["target"] for one in old] == [one["target"] for one in new] == ["close", "high"]
     assert old[1]["truth"] == new[1]["truth"] and old[1]["forecast"] != new[1]["forecast"]

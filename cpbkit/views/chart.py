@@ -62,7 +62,7 @@ def _between(low: float, high: float) -> Sequence[float]:
     steps = ticks(high - low, 4)
     step = steps[1] - steps[0]
     first = np.ceil(low / step)
-    return [float(f"{step * k:.10g}") for k in np.arange(first, np.floor(high / step) + 1)]
+    return [float(f"{step * k:.10g}") + 0.0 for k in np.arange(first, np.floor(high / step) + 1)]
 
 
 def _calendar(x: np.ndarray) -> list[tuple[float, str]]:

@@ -32,8 +32,8 @@ padding:6px 24px 10px;box-sizing:border-box;font-variant-numeric:tabular-nums;wh
 .cpb-legend{display:flex;flex-wrap:wrap;gap:0 14px;color:var(--muted);font-size:12px;margin-bottom:10px}
 .cpb-panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(140px,1fr));gap:12px 13px}
 .cpb-panel{position:relative;min-width:0}
-.cpb-panel>div{display:flex;gap:5px;font-size:12px;white-space:nowrap}
-.cpb-panel b{font-weight:400;margin-right:auto;min-width:0;overflow:hidden}
+.cpb-panel>div{display:flex;gap:5px;font-size:12px;white-space:nowrap;overflow:hidden}
+.cpb-panel b{font-weight:400;margin-right:auto;min-width:3.7em;overflow:hidden}
 .cpb-panel>div span{font-size:11px;line-height:1.55}
 .cpb-panel small{position:absolute;right:2px;max-width:75%;color:var(--red);background:var(--paper);font-size:10.5px;
 line-height:1.2;max-height:3.6em;overflow:hidden;overflow-wrap:anywhere;text-align:right}

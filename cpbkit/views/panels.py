@@ -79,7 +79,8 @@ class SweepPicture:
         )
 
     def _judge(self, results: Sequence[ResultLine]) -> None:
-        by_head = verdicts.judgements(results)
+        judged = verdicts.judgements(results).items()
+        by_head = {head: group for head, group in judged if not head.endswith(verdicts.OLD)}  # a panel is a new model's
         self._said, self._heads, self._judged = {}, list(by_head), len(results)
         for group in by_head.values():
             for name, verdict in verdicts.verdicts(group).items():

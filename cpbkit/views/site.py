@@ -96,6 +96,10 @@ class Site:
             "synthetic": self.models[name].synthetic,
             "step_ms": _step_ms(name, by_head),
             "forecast": told,
+            "intervals": {
+                head: {"nominal": known["nominal"], "coverage": known["coverage"]}
+                for head, known in self.models[name].prediction_intervals.items()
+            },
             "candles": candles,
             "past": {head: [show(one) for one in by_target.values()] for head, by_target in by_head.items()},
         }

@@ -130,7 +130,7 @@ function withBand(plot, x, data, name, bands = data.low ? [["low", "high"]] : []
 async function drawNext(told) {
   const place = document.querySelector("#next .plot");
   const caption = document.querySelector("#next figcaption");
-  const { target, isOld, onCandles } = wanted();
+  const { target, isOld, onCandles, head: owner } = wanted();
   const forecast = isOld ? null : told.forecast;
   const [head, body] = [document.querySelector("#bars thead"), document.querySelector("#bars tbody")];
   document.querySelector("#next").hidden = document.querySelector("details").hidden = !forecast;
@@ -155,13 +155,13 @@ async function drawNext(told) {
     ...forecast.bars.map((bar) => (i ? bar[name] : at(bar.time))),
   ]);
   const last = forecast.bars.at(-1);
-  const held = forecast.nominal === null ? "" : `, which held ${(100 * forecast.coverage).toFixed(1)} % of the test bars`;
+  const { nominal, coverage } = told.intervals[owner] ?? {};
   const data = Object.fromEntries(["forecast", ...ends].slice(0, found.length).map((name, i) => [name, found[i]]));
   const between = ends.slice(0, ends.length >> 1).map((low, i) => [low, ends[ends.length - 1 - i]]);
   const percent = (share) => `${Number((100 * share).toFixed(1))} %`;
   const band = levels
     ? ` The bands lie between the quantiles ${levels.map(percent).join(", ")} that the model forecasts.`
-    : data.low ? ` The band is a ${percent(forecast.nominal)} interval${held}.` : "";
+    : data.low ? ` The band is a ${percent(nominal)} interval, which held ${percent(coverage)} of the test bars.` : "";
   caption.textContent = `The next ${forecast.bars.length} bars after ${clock(origin[0])} UTC${unit}.${band}`;
   const spoken = `${told.label}: ${target} forecast as ${number(last[target])}${unit} at ${last.time.replace("T", " ")}`;
   await draw(place, 340, spoken, (plot) => {
