@@ -1,15 +1,19 @@
 """The sweep: each series once, resumed to the bit after any kill, and right about what can be forecast."""
 
+import contextlib
 import json
 import math
 import multiprocessing
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -453,6 +457,17 @@ def test_a_unit_takes_its_share_of_the_time_that_is_left(monkeypatch):
     assert clock.now - begun == pytest.approx(2, rel=0.1)
 
 
+def start_ray(make):
+    """Ray gives up on a node after 30 s, fixed in its code, which a machine with other work on it may need."""
+    for _ in range(3):
+        try:
+            return make()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    raise TimeoutError("Ray did not come up in three tries")
+
+
 @pytest.mark.slow
 @pytest.mark.alone  # Ray gives a node 30 s to start
 def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
@@ -462,20 +477,10 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     def warm():
         from cpbkit.runs import worker  # noqa: F401  so that both nodes begin at once
 
-    def start(make):
-        """Ray gives up on a node after 30 s, fixed in its code, which a machine with other work on it may need."""
-        for _ in range(3):
-            try:
-                return make()
-            except Exception as error:
-                if "timed out during startup" not in str(error):
-                    raise
-        raise TimeoutError("Ray did not come up in three tries")
-
     experiment = vary(TINY, epochs=25, patience=25)  # seconds of work for a unit
-    cluster = start(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1}))
+    cluster = start_ray(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1}))
     try:
-        second = start(lambda: cluster.add_node(num_cpus=1))
+        second = start_ray(lambda: cluster.add_node(num_cpus=1))
         before, done, fell = {}, [], set()  # shares when the node goes, results by then, and who began again after it
 
         def hear(state):
@@ -502,6 +507,43 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_worker_killed_on_ray_has_its_unit_tried_again_with_half_the_stack(tmp_path):
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install cpbkit[ray]")
+    experiment, killed = vary(TINY, symbols=SYMBOLS[:2], epochs=25, patience=25), []
+
+    def hear(state):
+        if not killed and state.running and min(one.share for one in state.running.values()) > 0.1:
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    title = path.read_bytes()
+                    if title.startswith(b"ray::") and b"serve" in title:
+                        killed.append(int(path.parent.name))
+            os.kill(*killed, signal.SIGKILL)
+
+    def plan_of(folder, units):
+        plan = Plan(units, steps=9, epochs=25, patience=25, devices=["cpu"])
+        (folder / "progress").mkdir(parents=True)
+        (folder / "progress/plan.json").write_text(json.dumps(asdict(plan)))
+        return folder
+
+    try:
+        start_ray(lambda: ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=30))
+        run = plan_of(tmp_path / "ray", [list(experiment.series)])
+        sweep(experiment, run, executor="ray", on_progress=hear)
+    finally:
+        ray.shutdown()
+    halves = [[name] for name in experiment.series]
+    assert json.loads((run / "progress/plan.json").read_text())["units"] == halves
+    found = lines(run)
+    for line in found.values():
+        (tried,) = line.tried
+        assert tried.startswith("BTCUSDT_1h+1 lost its worker: The worker died")
+    sweep(experiment, plan_of(tmp_path / "local", halves), executor="local")
+    assert {name: replace(line, tried=[]) for name, line in found.items()} == lines(tmp_path / "local")
 
 
 def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):

@@ -222,19 +222,21 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None =
     """Run the units on the Ray cluster that `connect` joined, one CPU each and `gpus` of a GPU, which may be a part.
 
     Messages stream back as they come. A unit whose node is lost starts again elsewhere from its last checkpoint.
-    retry: for a unit that is lost for want of memory, or more than RETRIES times.
+    retry: for a unit whose process is killed on a node that lives, or that is lost more than RETRIES times.
     Errors: WorkerLost where there is no retry; an error inside a unit with its own traceback.
     """
     import ray
 
     @ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, num_returns="streaming")
     def serve(unit):
+        yield ray.get_runtime_context().get_node_id()
         yield from work(unit)
 
     def start(unit):
         running[serve.remote(unit)] = unit
 
     running: dict = {}
+    places: dict = {}  # nodes, by the stream of what runs there
     lost: dict[str, int] = {}  # how often, by unit
     for unit in units:
         start(unit)
@@ -260,18 +262,21 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None =
             except ray.exceptions.RayError as error:
                 del running[stream]
                 lost[unit.name] = lost.get(unit.name, 0) + 1
+                alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
                 short = isinstance(error, ray.exceptions.OutOfMemoryError | ray.exceptions.WorkerCrashedError)
-                if retry and ((short and lost[unit.name] > 1) or lost[unit.name] > RETRIES):
-                    messages, again = retry(
-                        unit, f"was lost {lost[unit.name]} times: {str(error).splitlines()[0]}", short
-                    )
+                killed = short and places.get(stream) in alive  # else it has gone with its node, and is not at fault
+                if retry and (killed or lost[unit.name] > RETRIES):
+                    messages, again = retry(unit, f"lost its worker: {str(error).splitlines()[0]}", short)
                     yield from messages
                     for one in again:
                         start(one)
-                    continue
-                if lost[unit.name] > RETRIES:
+                elif lost[unit.name] > RETRIES:
                     raise WorkerLost(f"the unit {unit.name} was lost {lost[unit.name]} times: {error}") from error
-                start(unit)
+                else:
+                    start(unit)
+                continue
+            if stream not in places:
+                places[stream] = message
                 continue
             # A unit that was halved speaks for its halves too; it would go on as a whole.
             content = getattr(message, "content", None)
