@@ -4,6 +4,7 @@ import configparser
 import email
 import functools
 import http.server
+import itertools
 import json
 import os
 import re
@@ -49,6 +50,13 @@ def test_requirements_are_lower_bounds_with_a_reason():
         if requirement.strip():
             assert re.fullmatch(r"[A-Za-z0-9_-]+>=[0-9.]+", requirement.strip()), requirement
             assert reason.strip(), f"why {requirement.strip()}?"
+
+
+def test_extras_are_lower_bounds_with_a_reason():
+    text = (ROOT / "setup.cfg").read_text(encoding="utf-8").partition("[options.extras_require]")[2]
+    for before, line in itertools.pairwise(text.partition("\ndev =")[0].splitlines()):
+        if ">=" in line:
+            assert before.strip().startswith("# "), f"why {line.strip()}?"
 
 
 def test_extras_have_no_ceiling_but_what_the_gate_runs():
