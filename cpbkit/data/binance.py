@@ -1,5 +1,6 @@
 """Klines of Binance: the public archive month by month and day by day, its REST host for the last days."""
 
+import contextlib
 import fnmatch
 import functools
 import hashlib
@@ -389,36 +390,13 @@ class _Fetch:
         read = functools.partial(archive.read_file, file, now=order.now, coins=order.contract.coins)
         if keep and (kept := self.store.part(order.market, order.series, file.name)):
             return read(kept)
-        url, wrong = self.hosts.file(file), None
-        for _ in range(2):
-            found = self.client.get(url, limit=archive.ZIP_LIMIT)
-            if found.status == 404:
-                return file
-            if found.status != 200:
-                raise Unavailable(f"{url} answered HTTP {found.status}: {found.body[:80]!r}")
-            check = self.client.get(f"{url}.CHECKSUM", limit=4096)
-            try:
-                if check.status != 200 and self.hosts.unsigned:
-                    return read(found.body, note=f"{file.name} has no checksum in the archive.")
-                if check.status != 200:
-                    raise BadFile(
-                        f"{file.name} has no checksum in the archive, so nothing says that it came whole; take it "
-                        "with --allow-unsigned (CPBKIT_ALLOW_UNSIGNED=1)"
-                    )
-                sha, promised = hashlib.sha256(found.body).hexdigest(), archive.parse_checksum(check.body, file.name)
-                if sha != promised:
-                    raise BadFile(
-                        f"{file.name} does not match its checksum (sha256 {sha[:12]}..., "
-                        f"the archive promises {promised[:12]}...)"
-                    )
-                piece = read(found.body)
-            except BadFile as error:
-                wrong = error
-                continue
-            if keep:
-                self.store.keep_part(order.market, order.series, file.name, found.body)
-            return piece
-        raise BadFile(f"{wrong}; it was downloaded twice and is refused")
+        found = get_file(self.client, self.hosts, file.path, read)
+        if not found:
+            return file
+        piece, blob = found
+        if keep and not piece.record.note:
+            self.store.keep_part(order.market, order.series, file.name, blob)
+        return piece
 
     def _get_rest(self, order: Order, start: int, end: int) -> Piece:
         """Get the bars that start in [start, end) from the REST host, page by page."""
@@ -462,12 +440,13 @@ class _Fetch:
             return int(rows[0][0]) * 10**6 if rows else None
         except UnknownName:
             # The archive has coins that were delisted long ago; it shows where their bars begin.
-            months = spread(dates(np.arange(order.first, order.end, DAY_NS), "M"))
-            if not any(self._exists(order.file(month)) for month in months):
-                raise
+            for month in spread(dates(np.arange(order.first, order.end, DAY_NS), "M")):
+                with contextlib.suppress(SourceError):
+                    if self.client.get(f"{self.hosts.file(order.file(month))}.CHECKSUM", limit=4096).status == 200:
+                        return None
+            raise
         except SourceError:
-            pass
-        return None
+            return None
 
     def _until_delisted(self, order: Order, held: Holding, troubles: list[Exception]) -> tuple[Order, list[Exception]]:
         """End an order where its symbol's trading ended, if the venue says that it is not traded any more."""
@@ -526,12 +505,6 @@ class _Fetch:
                 return compare(order, held, piece, file.interval != order.interval)
         return None
 
-    def _exists(self, file: ArchiveFile) -> bool:
-        try:
-            return self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096).status == 200
-        except SourceError:
-            return False
-
     def _unknown(self, order: Order) -> UnknownName:
         """Say that there is no such symbol, with the nearest that there are."""
         try:
@@ -544,6 +517,37 @@ class _Fetch:
         except UnknownName as error:
             return error
         return UnknownName(f"{order.symbol} has no bars on the {order.market} market")
+
+
+def get_file(client: Client, hosts: Hosts, path: str, read: Callable[..., Any]) -> tuple[Any, bytes] | None:
+    """Get a file of the archive; return what `read` makes of its bytes (note: that no checksum is there), and them.
+
+    None where there is none. What is wrong is downloaded twice. Errors: BadFile, Unavailable.
+    """
+    url, name, wrong = hosts.archive_url.rstrip("/") + quote(path), path.rpartition("/")[2], None
+    for _ in range(2):
+        found = client.get(url, limit=archive.ZIP_LIMIT)
+        if found.status == 404:
+            return None
+        if found.status != 200:
+            raise Unavailable(f"{url} answered HTTP {found.status}: {found.body[:80]!r}")
+        check = client.get(f"{url}.CHECKSUM", limit=4096)
+        try:
+            if check.status != 200 and hosts.unsigned:
+                return read(found.body, note=f"{name} has no checksum in the archive."), found.body
+            if check.status != 200:
+                raise BadFile(
+                    f"{name} has no checksum in the archive, so nothing says that it came whole; take it with "
+                    "--allow-unsigned (CPBKIT_ALLOW_UNSIGNED=1)"
+                )
+            sha, promised = hashlib.sha256(found.body).hexdigest(), archive.parse_checksum(check.body, name)
+            if sha != promised:
+                both = f"sha256 {sha[:12]}..., the archive promises {promised[:12]}..."
+                raise BadFile(f"{name} does not match its checksum ({both})")
+            return read(found.body), found.body
+        except BadFile as error:
+            wrong = error
+    raise BadFile(f"{wrong}; it was downloaded twice and is refused")
 
 
 DROPPED = ("duplicates", "off_grid", "unfinished", "conflicts")

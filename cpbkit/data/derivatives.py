@@ -177,10 +177,16 @@ def _read(
     folder = COLUMNS[name]
     middle = f"/{file.interval}" if folder.endswith("Klines") else ""
     path = f"/data/futures/um/{file.kind}/{folder}/{file.symbol}{middle}/{file.name}"
-    blob = store.kept(folder, file.name) or _download(client, hosts, path, file)
-    if blob is None:
-        return None
-    store.keep(folder, file.name, blob)
+    read = functools.partial(_parse, name, file, contract)
+    if kept := store.kept(folder, file.name):
+        return read(kept)
+    if found := binance.get_file(client, hosts, path, read):
+        store.keep(folder, file.name, found[1])
+    return found[0] if found else None
+
+
+def _parse(name: str, file: ArchiveFile, contract: Contract, blob: bytes, note: str = "") -> _Month:
+    folder = COLUMNS[name]
     try:
         text = unzip(blob, archive.CSV_LIMIT)[1]
         if name == "funding_rate":
@@ -198,18 +204,5 @@ def _read(
     except (NotUnpacked, ValueError, KeyError) as error:
         raise BadFile(f"{file.name} does not hold {folder}: {error}") from None
     order = np.argsort(times, kind="stable")
-    source = SourceFile(f"{folder} {file.name}", hashlib.sha256(blob).hexdigest())
+    source = SourceFile(f"{folder} {file.name}{note and ' (no checksum)'}", hashlib.sha256(blob).hexdigest())
     return _Month(times[order], values[order], file.span[1], source)
-
-
-def _download(client: Client, hosts: Hosts, path: str, file: ArchiveFile) -> bytes | None:
-    url = hosts.archive_url.rstrip("/") + path
-    found = client.get(url, limit=archive.ZIP_LIMIT)
-    if found.status != 200:
-        return None
-    check = client.get(f"{url}.CHECKSUM", limit=4096)
-    if check.status != 200:
-        raise BadFile(f"{file.name} has no checksum in the archive")
-    if hashlib.sha256(found.body).hexdigest() != archive.parse_checksum(check.body, file.name):
-        raise BadFile(f"{file.name} does not match its checksum")
-    return found.body

@@ -351,7 +351,8 @@ def _join(pieces: list[_Piece], venue: str, start: str = "", end: str = "") -> K
         frame = frame[inside]
     files = list({piece.file.name: piece.file for piece in pieces}.values())
     market = ""
-    if venue == "binance" or (not venue and any(_names_binance(file.name) for file in files)):
+    named = any("binance" in file.name.lower() or ARCHIVE_NAME.fullmatch(file.name) for file in files)
+    if venue == "binance" or (not venue and named):
         market = "um" if re.search(r"[-_](um|futures|perp|swap)", files[0].name, re.I) else "spot"
         starts, step = frame.index.asi8, INTERVAL_SECONDS[interval] * SECOND_NS
         order = Order(
@@ -369,10 +370,6 @@ def _join(pieces: list[_Piece], venue: str, start: str = "", end: str = "") -> K
         guess = "" if venue else " (as the name says; venue other if they are not)"
         notes += [f"Bars of Binance, {market}{guess}.", *order.notes]
     return validate(frame, name, source="file", market=market, files=files, now=now, phase=phase, notes=notes)
-
-
-def _names_binance(name: str) -> bool:
-    return "binance" in name.lower() or bool(ARCHIVE_NAME.fullmatch(name))
 
 
 def _settle_doubles(frame: pd.DataFrame, origin: np.ndarray, pieces: list[_Piece]) -> tuple[pd.DataFrame, int]:

@@ -1,5 +1,6 @@
 """What the columns of a person's bars mean, whoever exported them; what had to be guessed is said."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pandas as pd
 
 from cpbkit.data import times
 from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, OHLCV, SECOND_NS, find_interval, stamp
-from cpbkit.data.tables import SYMBOL
+from cpbkit.data.tables import SYMBOL, read_numbers
 from cpbkit.errors import DataError
 
 # Column spellings seen in the wild, in letters and digits only.
@@ -90,7 +91,8 @@ def _split(table: pd.DataFrame, where: str) -> Iterator[tuple[str, pd.DataFrame]
     """Take a table apart by its columns of symbols and of intervals, where it has some."""
     plain = times.plain_names(table)
     symbols = next((plain[name] for name in SYMBOLS if name in plain and _holds_symbols(table[plain[name]])), None)
-    periods = next((plain[name] for name in PERIODS if name in plain and _holds_intervals(table[plain[name]])), None)
+    named = [plain[name] for name in PERIODS if name in plain]
+    periods = next((one for one in named if all(find_interval(str(each)) for each in table[one].unique()[:100])), None)
     by = [column for column in (symbols, periods) if column is not None]
     if not by:
         yield "", table.reset_index(drop=True)
@@ -107,10 +109,6 @@ def _holds_symbols(column: pd.Series) -> bool:
     found = [read_symbol(str(one)) for one in column.unique()[:100]]
     named = re.sub(r"[\W_]", "", str(column.name).lower()) != "market"  # else it may say spot
     return all(found) and (named or all(one.endswith(tuple(QUOTES)) for one in found))
-
-
-def _holds_intervals(column: pd.Series) -> bool:
-    return all(find_interval(str(one)) for one in column.unique()[:100])
 
 
 def _named(table: pd.DataFrame, where: str) -> tuple[pd.DataFrame, list[str]]:
@@ -223,7 +221,8 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
             f"(nothing read as {', '.join(absent)}). Rename the columns"
         )
     commas = any(_has_decimal_commas(table[found[name]]) for name in OHLC)
-    columns = {name: read_numbers(table[found[name]], name, where, commas) for name in SPELLINGS if name in found}
+    read = functools.partial(_written, commas=commas)
+    columns = {name: read_numbers(table[found[name]], name, where, read) for name in SPELLINGS if name in found}
     frame = pd.DataFrame(columns)
     _order_volumes(frame, notes)
     if "volume" in frame and frame["volume"].isna().all():  # of an index: a column of blanks
@@ -268,7 +267,8 @@ def _find_volumes(table: pd.DataFrame, plain: dict, found: dict, notes: list[str
         found["volume"], found["quote_volume"] = plain["amount"], plain["vol"]
     ticks = next((plain[name] for name in TICKS if name in plain), None)
     if ticks is not None and (
-        "volume" not in found or not np.nan_to_num(read_numbers(table[found["volume"]], "volume", where)).any()
+        "volume" not in found
+        or not np.nan_to_num(read_numbers(table[found["volume"]], "volume", where, _written)).any()
     ):
         found["volume"] = ticks
         notes.append(f"volume counts price changes (column {ticks}), not what was traded.")
@@ -338,28 +338,7 @@ def _step(starts: pd.DatetimeIndex, where: str) -> int:
     return step
 
 
-NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")
 _SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
-
-def read_numbers(column: pd.Series, name: str, where: str, commas: bool = False) -> np.ndarray:
-    """Read a column of numbers as people and sites write them: 1,234.5, 1.234,5, $1.20, 89.12K, - for none.
-
-    commas: whether they stand before the decimals.
-    """
-    values = pd.to_numeric(column, errors="coerce")
-    lost = values.isna() & column.notna()
-    if lost.any():
-        values = _written(column, commas)
-        lost = values.isna() & column.notna()
-        lost[lost] = ~column[lost].astype(str).str.strip().isin(NOTHING)
-    if not lost.any():
-        values = values.to_numpy(float, na_value=np.nan)
-        lost = pd.Series(np.isinf(values))
-    if lost.any():
-        row = int(np.flatnonzero(lost)[0])
-        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])[:60]!r}")
-    return values
 
 
 def _has_decimal_commas(column: pd.Series) -> bool:
@@ -371,7 +350,8 @@ def _has_decimal_commas(column: pd.Series) -> bool:
     return bool(len(text)) and not text.str.fullmatch(r"\D*[1-9]\d{0,2}(,\d{3})+(\.\d+)?\D*").all()
 
 
-def _written(column: pd.Series, commas: bool) -> pd.Series:
+def _written(column: pd.Series, commas: bool = False) -> pd.Series:
+    """Read numbers as people and sites write them: 1,234.5, 1.234,5 (commas: before the decimals), $1.20, 89.12K."""
     text = column.astype(str).str.strip().str.replace(r"^[$€£¥]\s*|[\s\u00a0\u202f'’]", "", regex=True)
     size = text.str[-1:].str.upper().map(_SIZES).fillna(1.0)
     text = text.where(size == 1.0, text.str[:-1])

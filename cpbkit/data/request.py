@@ -126,19 +126,15 @@ def unasked_bars(order: Order, held: Holding) -> np.ndarray:
 def doubtful_months(order: Order, held: Holding) -> list[ArchiveFile]:
     """List the monthly files that were read and may be other ones now: recent ones, and those with holes."""
     holes, found = unasked_bars(order, held), []
+    last = order.file(stamp(order.end - 1)[:7]).span[1]
     for record in held.records.values():
-        if record.kind != "monthly" or record.name in held.fresh or not order.first < record.end <= _month_end(order):
+        if record.kind != "monthly" or record.name in held.fresh or not order.first < record.end <= last:
             continue
         lately = order.now - _instant(record.compared_at or record.fetched_at) < ASK_AGAIN
         recent = record.end > order.now - REWRITTEN and not lately
         if recent or ((holes >= record.start) & (holes < record.end)).any():
             found.append(order.file(stamp(record.start)[:7]))
     return found
-
-
-def _month_end(order: Order) -> int:
-    """Return the instant after the last month of an order."""
-    return order.file(stamp(order.end - 1)[:7]).span[1]
 
 
 def _instant(written: str) -> int:

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 import zoneinfo
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 from xml.etree.ElementTree import ParseError
 
@@ -45,6 +45,7 @@ FOOTER = 16 << 20  # bytes of what a Parquet file tells of itself: columns, row 
 NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as much
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
+NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")  # cells that mean none
 MARGIN = ("schema", "index", "columns", "data")  # of pandas' own JSON
 
 
@@ -73,7 +74,7 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
             log.warning("%s: columns that are not numbers were left out: %s", path.name, ", ".join(left))
     if not chosen:
         raise DataError(f"{path.name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
-    values = pd.DataFrame({column: _numbers(table[column], column, path.name) for column in chosen})
+    values = pd.DataFrame({column: read_numbers(table[column], column, path.name) for column in chosen})
     if time is None:
         return values
     values = values.set_index(times.read_times(table[time], path.name).rename(time)).sort_index(kind="stable")
@@ -313,7 +314,8 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
         raise ValueError(f"it is nested more than {JSON_DEPTH} deep")
     if isinstance(data, list):
         if data and all(isinstance(row, list | dict) for row in data):
-            if len(data) == 1 and isinstance(data[0], dict) and not _is_record(data[0]):
+            cells = [isinstance(value, list | dict) for value in data[0].values()] if isinstance(data[0], dict) else []
+            if len(data) == 1 and isinstance(data[0], dict) and cells.count(False) < 5:  # no record of a bar
                 yield from _find_rows(data[0], symbol, depth + 1)
             elif not isinstance(data[0], list) or len(data[0]) >= 5:
                 yield symbol, _as_table(data)
@@ -321,9 +323,8 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
     if not isinstance(data, dict):
         return
     beside = [data, *(value for value in data.values() if isinstance(value, dict))]  # "meta": {"symbol": ...}
-    symbol = next(
-        (part[key] for part in beside for key in ("symbol", "ticker", "pair") if _is_word(part.get(key))), symbol
-    )
+    names = [part.get(key) for part in beside for key in ("symbol", "ticker", "pair")]
+    symbol = next((name for name in names if isinstance(name, str) and len(name) <= 30), symbol)
     zone = next((v for part in beside for key, v in part.items() if key.lower().endswith("time zone")), zone)
     if set(data) >= {"columns", "data"} and isinstance(data["columns"], list):
         if isinstance(data["data"], list) and all(isinstance(row, list) for row in data["data"]):
@@ -381,14 +382,6 @@ def _in_zone(index: pd.Index, zone: object) -> pd.Index:
     if not isinstance(zone, str) or zone not in zoneinfo.available_timezones() or len(index[0]) <= 10:
         return index  # a day alone belongs to no zone
     return pd.DatetimeIndex(index).tz_localize(zone).tz_convert("UTC")
-
-
-def _is_record(row: dict) -> bool:
-    return sum(not isinstance(value, list | dict) for value in row.values()) >= 5
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= 30
 
 
 def _decode(blob: bytes) -> tuple[str, str]:
@@ -452,9 +445,18 @@ def is_value(cell: str) -> bool:
         return bool(re.fullmatch(r"\d[\d:/.,+\-TZ ]*", cell))
 
 
-def _numbers(column: pd.Series, name: str, where: str) -> np.ndarray:
+def read_numbers(
+    column: pd.Series, name: str, where: str, written: Callable[[pd.Series], pd.Series] | None = None
+) -> np.ndarray:
+    """Read a column of numbers, blanks as NaN; DataError with the first cell that is neither.
+
+    written: reads those that are written otherwise, where some are; NaN for what is no number.
+    """
     values = pd.to_numeric(column, errors="coerce")
     lost = values.isna() & column.notna()
+    if lost.any() and written:
+        values = written(column)
+        lost = values.isna() & column.notna() & ~column.astype(str).str.strip().isin(NOTHING)
     if not lost.any():
         values = values.to_numpy(float, na_value=np.nan)
         lost = pd.Series(np.isinf(values))

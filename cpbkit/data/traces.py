@@ -75,12 +75,6 @@ def read_trace(path: str | os.PathLike, name: str) -> Trace:
     return _trace(frame[whole], name, notes, source="file")
 
 
-def draw_trace(seed: int, name: str) -> Trace:
-    """Draw a trace by `make_network_trace`."""
-    note = f"Synthetic: drawn from seed {seed}; no network was measured."
-    return _trace(make_network_trace(seed, MADE_UP_ROWS), name, [note], source="drawn", synthetic=True)
-
-
 def load_traces(data: Data, tell: Callable[[str], None] = lambda text: None) -> dict[str, Trace]:
     """Get the traces of an experiment, by series; a single file is the trace of the first symbol.
 
@@ -91,7 +85,11 @@ def load_traces(data: Data, tell: Callable[[str], None] = lambda text: None) -> 
         raise DataError(f"a trace is taken whole, without days; got {data.start} .. {data.end}")
     if data.source == "synthetic":
         tell("drawing network traces")
-        return {name: draw_trace(data.seed + i, name) for i, name in enumerate(names.values())}
+        drawn = {}
+        for seed, name in enumerate(names.values(), data.seed):
+            notes = [f"Synthetic: drawn from seed {seed}; no network was measured."]
+            drawn[name] = _trace(make_network_trace(seed, MADE_UP_ROWS), name, notes, source="drawn", synthetic=True)
+        return drawn
     if data.source != "files":
         raise DataError(
             "a network trace comes from a file of your own (source 'files', files 'trace.csv'; columns "
