@@ -207,7 +207,7 @@ def _draw_market(blocks: range, seed: int) -> _Together:
     missing = np.zeros(spell.shape, bool)
     for row, rng in zip(missing, rngs, strict=True):
         begin, length = rng.integers(200, BLOCK - 8), rng.integers(1, 8)
-        row[begin : begin + length] = True
+        row[begin : begin + length * (4 if begin % 2 else 1)] = True  # up to seven quarters, or hours
     shocks = np.stack([_student(rng, BLOCK) for rng in rngs])
     return _Together(shocks, 0.25 * spell + rhythm, missing, _walk(blocks, seed, "market"))  # spells of half a day
 
