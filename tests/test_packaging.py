@@ -66,6 +66,15 @@ def test_extras_have_no_ceiling_but_what_the_gate_runs():
 
 
 @pytest.mark.slow
+def test_setup_looks_for_the_pythons_that_are_declared():
+    declared = re.findall(r"Python :: (3\.\d+)", SETTINGS["metadata"]["classifiers"])
+    looked_for = re.findall(
+        r"python(3\.\d+)", (ROOT / "setup.sh").read_text(encoding="utf-8").partition("first_modern python3 ")[2]
+    )
+    assert sorted(looked_for[: len(declared)]) == sorted(declared)
+    assert SETTINGS["options"]["python_requires"] == f">={min(declared, key=lambda name: int(name[2:]))}"
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     project = copy_of_the_project(tmp_path / "project")
     build = [
