@@ -273,7 +273,7 @@ class Run:
         bars: by series; None fetches the newest closed ones. A series whose bars do not fit is left out, with a
         warning. Errors: DataError where no series can be forecast.
         """
-        models = self.models(name for name in self if bars is None or name in bars)
+        models = self.models(None if bars is None else [name for name in self if name in bars])
         found, trouble = trained.forecast_able(models, bars, now)
         for why in trouble.values():
             log.warning("not forecast: %s", why)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cpbkit import foreign
 from cpbkit.config import own
-from cpbkit.config.experiment import Experiment, Model, Task, from_dict
+from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict
 from cpbkit.data import binance, files, synthetic
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
 from cpbkit.data.traces import Trace, read_trace
@@ -322,8 +322,8 @@ def closed_bars(series: str, given: Bars, now: pd.Timestamp) -> Klines:
 def hash_bars(frame: pd.DataFrame) -> str:
     """Return the SHA-256 of bars: their starts in seconds as 64-bit whole numbers, then open, high, low, close."""
     starts = frame.index.tz_localize(None).to_numpy("datetime64[s]").astype("<i8")
-    prices = frame[["open", "high", "low", "close"]].to_numpy("<f8")
-    return hashlib.sha256(starts.tobytes() + np.ascontiguousarray(prices).tobytes()).hexdigest()
+    prices = np.column_stack([frame[side].to_numpy("<f8") for side in OHLC])
+    return hashlib.sha256(starts.tobytes() + prices.tobytes()).hexdigest()
 
 
 def _whole_context(series: Series, task: Task, rows: int) -> Series:
