@@ -214,6 +214,12 @@ def test_what_is_wrong_is_told_in_one_line_with_the_remedy(run, bars, hub, monke
     assert {name: repo["commits"] for name, repo in hub.repos.items()} == before
 
 
+def test_a_run_that_is_neither_here_nor_on_the_hub_is_told(hub):
+    for place, words in (("rnu", "named user/name"), ("me/rnu", "it is not there")):
+        done = CliRunner().invoke(cpbkit, ["record", place, "--repo", "me/record"])
+        assert done.exit_code == 1 and f"{place} is no run folder here, and " in done.output and words in done.output
+
+
 def test_a_token_that_ends_on_the_way_is_told(run, hub):
     hub.faults = [("/commit/", 401)]
     with pytest.raises(HubError, match="the token may not do this"):

@@ -10,10 +10,12 @@ import time
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import serve as bench
+from cpbkit.cli.main import cpbkit
 from cpbkit.errors import SourceError
 from cpbkit.runs import trained
 from cpbkit.serve import server as serving
@@ -210,6 +212,13 @@ def test_slow_requests_are_cut_and_nobody_waits_for_them(port):
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(100) == b""
         connection.close()
+
+
+def test_a_port_that_is_taken_and_a_run_that_is_not_there_are_told(port, recent_run):
+    taken = "Address already in use. Take another --port"
+    for folder, words in ((recent_run.folder, taken), ("no", "is no run folder")):
+        done = CliRunner().invoke(cpbkit, ["serve", str(folder), "--port", str(port)])
+        assert done.exit_code == 1 and words in done.output and done.output.count("\n") == 1
 
 
 @pytest.mark.browser

@@ -47,6 +47,7 @@ def serve(folder, host, port, trust_code):
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise CpbkitError(f"{host} port {port} cannot be listened on ({error.strerror}): take another --port") from None
+        why = (error.strerror or str(error)).partition(" (")[0]
+        raise CpbkitError(f"{host} port {port}: {why}. Take another --port, or --host") from None
     click.echo(f"{address}  (Ctrl-C ends it)", err=True)
     server.run(sockets=[listening])

@@ -534,7 +534,7 @@ def record(place, repo, name, public, trust_code):
     schedule (docs/record.md): the same call again adds nothing twice, and bars that were missed are told, not filled.
     """
     from cpbkit import api
-    from cpbkit.hub.client import Missing
+    from cpbkit.hub.client import HubError
     from cpbkit.hub.load import load
     from cpbkit.hub.record import record
 
@@ -542,7 +542,7 @@ def record(place, repo, name, public, trust_code):
         return click.echo(api.open_run(place, trust_code).record(repo, name or "", public=public))
     try:
         published = load(place)
-    except Missing as error:
+    except HubError as error:
         raise CpbkitError(f"{place} is no run folder here, and {error}") from None
     models = [published[series] for series in published]
     click.echo(record(models, repo, name or api.name_run(models[0].experiment), public=public))

@@ -71,7 +71,7 @@ def load_klines(
         tell("getting bars of Yahoo")
         bars = yahoo.fetch_klines(data.symbols, data.intervals, data.start, data.end)
     elif data.source in ("given", "table"):
-        raise DataError("the bars of this run were given as frames; give them again: sweep(..., data=frames)")
+        raise DataError("the bars of this run were given as frames; give them again: data=frames")
     else:
         begun = time.monotonic()
 
