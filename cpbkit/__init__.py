@@ -22,8 +22,10 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "map": "api",
     "open_run": "api",
     "presets": "api",
+    "score": "hub.score",
     "sweep": "api",
     "watch": "gpu_check.watch",
+    "window": "api",
     "workspace": "runs.workspace",
 }
 __all__ = [*_DOOR]

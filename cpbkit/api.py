@@ -22,7 +22,8 @@ from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
-from cpbkit.errors import RunError, check_name
+from cpbkit.data.traces import find_traces
+from cpbkit.errors import NO_ROOM, DataError, RunError, check_name
 from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
@@ -44,7 +45,7 @@ from cpbkit.evaluation.verdicts import (
 from cpbkit.runs import trained
 from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder
-from cpbkit.runs.sweep import name_refit, plan_refit
+from cpbkit.runs.sweep import name_refit, plan_refit, prepare
 from cpbkit.runs.sweep import sweep as run_sweep
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
@@ -53,6 +54,7 @@ from cpbkit.windows.series import Series, from_klines, from_table
 from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
+PLACE = ("folder", "runs", "executor", "workers", "minutes", "quiet")  # what `sweep` takes that is no setting
 
 
 class Run:
@@ -488,6 +490,7 @@ def sweep(
 def _train(experiment: Experiment, folder: Path, quiet: bool, **place) -> Run:
     """Sweep with what a person sees of it, unless `quiet`, and the buttons that stop it; return the run."""
     run = Run(folder, trust_code=True)  # its own parts were just named, or consented to
+    again = "the same call goes on from what is done"
     if not quiet:
         from cpbkit.views.live import live
 
@@ -495,7 +498,12 @@ def _train(experiment: Experiment, folder: Path, quiet: bool, **place) -> Run:
     try:
         run_sweep(experiment, folder, **place)
     except KeyboardInterrupt:  # of a person, who need not read where in the kit it was
-        raise KeyboardInterrupt("stopped; the same call goes on from what is done") from None
+        raise KeyboardInterrupt(f"stopped; {again}") from None
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        room = f"Make room there: delete folders of old runs, or `cpbkit cache remove`; {again}"
+        raise RunError(f"{error.strerror}: {error.filename or folder}. {room}") from error
     return run
 
 
@@ -510,10 +518,34 @@ def find_run(
 
     Takes what `sweep` takes. Errors: as those of its settings.
     """
-    place = ("executor", "workers", "minutes", "quiet")
-    experiment, own, _ = _settle(preset, data, {name: value for name, value in given.items() if name not in place})
+    experiment, own, _ = _settle(preset, data, given)
     folder = _place(runs, name_run(experiment, own))
     return open_run(folder, trust_code=True) if (folder / "experiment.json").exists() else None
+
+
+def window(
+    preset: str | os.PathLike | Experiment = "quick",
+    *,
+    series: str = "",
+    data: Mapping[str, Bars] | None = None,
+    **given,
+):
+    """Return the picture of one train window as a model of these settings sees it, before any training.
+
+    series: whose, by default the first, which alone is fetched. Takes what `sweep` takes. Errors: as those of its
+    settings; DataError for bars that are too few, SourceError.
+    """
+    from cpbkit.views.window import window_figure
+
+    experiment, _, bars = _settle(preset, data, given)
+    name = check_name("series", series or experiment.series[0], experiment.series)
+    if bars is None and experiment.data.market != "network":
+        symbol, interval = split_name(name)
+        experiment = vary(experiment, symbols=(symbol,), intervals=(interval,))
+    found, failed = prepare(experiment, (bars or load_klines)(experiment, lambda stage: None))
+    if name not in found:
+        raise DataError(failed[name])
+    return window_figure(found[name], experiment.task)
 
 
 def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HORIZONS, **given) -> Map:
@@ -534,11 +566,17 @@ def _place(runs: str | os.PathLike | Workspace, name: str) -> Path:
 def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):
     """Return the experiment that is meant, the data that were given, and what gets its bars where none are fetched."""
     own: dict[str, Klines | Series] = {}
-    settings: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in given.items()}
+    settings: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name not in PLACE
+    }
     if "search" in settings:
         settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
+    base = preset if isinstance(preset, Experiment) else find_preset(preset)
     if "files" in settings:
-        settings = {"source": "files", "symbols": (), "intervals": (), **settings, "files": str(settings["files"])}
+        whose: dict[str, Any] = {"symbols": (), "intervals": ()}
+        if base.data.market == "network":
+            whose = {"symbols": tuple(find_traces(settings["files"]))}
+        settings = {"source": "files", **whose, **settings, "files": str(settings["files"])}
     tables = data is not None and not any(is_bars(one) for one in data.values())
     if data is not None and tables:
         settings = _of_tables(data) | settings | {"source": "table", "series": tuple(data), "symbols": tuple(data)}
@@ -552,9 +590,8 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
         settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(own)}
     if "targets" in settings:
         settings.setdefault("target_weights", (1.0,) * len(settings["targets"]))
-    base = preset if isinstance(preset, Experiment) else find_preset(preset)
     experiment = with_days(vary(base, **settings), dt.datetime.now(dt.timezone.utc).date(), log.warning)
-    if experiment.data.source == "files":
+    if experiment.data.source == "files" and experiment.data.market != "network":
         found = open_files(experiment)
         return found.settle(experiment), own, partial(load_klines, found=found)
     return experiment, own, None if data is None else lambda *_: own

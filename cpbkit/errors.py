@@ -1,9 +1,11 @@
 """The exceptions of the kit: one small tree, each with a sentence for the person who reads it."""
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
-from cpbkit.texts import redact
+from cpbkit.texts import printable, redact
 
 
 class CpbkitError(Exception):
@@ -15,6 +17,10 @@ class CpbkitError(Exception):
     def __init__(self, *args: object):
         super().__init__(*(redact(each) if isinstance(each, str) else each for each in args))
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows of it: what to do, not where in the kit it was raised."""
+        return [f"{type(self).__name__}: {printable(str(self))}"]
+
 
 class DataError(CpbkitError):
     """Bars that cannot be used, or are not available."""
@@ -22,6 +28,11 @@ class DataError(CpbkitError):
 
 class SourceError(DataError):
     """A host did not give what was asked for."""
+
+    def _render_traceback_(self) -> list[str]:
+        switch = "in Kaggle turn on Settings > Internet; " if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else ""
+        other = 'os.environ["CPBKIT_ARCHIVE_URL"] names a mirror, source="synthetic" takes the seeded market'
+        return [*super()._render_traceback_(), f"In a notebook: {switch}{other}; then run the cell again."]
 
 
 class RunError(CpbkitError):
@@ -32,6 +43,7 @@ class UnknownName(CpbkitError, ValueError):
     """A name that is not in a closed set."""
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, or this user's part of it
 TERMINATED = 143  # exit code after a SIGTERM, as in a shell
 
 

@@ -1,6 +1,8 @@
 """The front door: what a person gets from a run, and that a trained model forecasts as it did in training."""
 
+import errno
 import json
+import re
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ from cpbkit.api import Verdicts
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
-from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
+from cpbkit.errors import CpbkitError, DataError, RunError, SourceError, UnknownName
 from cpbkit.models import zoo
 from cpbkit.training.loop import forecast
 from cpbkit.windows.series import from_klines
@@ -232,6 +234,39 @@ def test_the_door_is_light_and_lists_what_stands_at_it():
     assert set(cpb.presets().index) == set(PRESETS)
     with pytest.raises(AttributeError, match="at the door stand"):
         cpb.sweeep  # noqa: B018
+
+
+def test_a_window_shows_what_goes_in_and_what_is_to_come(bars):
+    figure = cpb.window("quick", data=bars, series="ETHUSDT_1h", quiet=True, runs="runs", **SETTINGS)
+    start = "SYNTHETIC · ETH 1h as a model sees it: 4 columns of 12 bars in, close, high of 3 bars out. "
+    assert figure.spoken.startswith(start)
+    frame = bars["ETHUSDT_1h"].frame
+    t = frame.index.get_loc(pd.Timestamp(re.search(r"newest bar is (.*) UTC", figure.spoken)[1], tz="UTC"))
+    columns, ahead = figure.axes
+    assert [len(line.get_xdata()) for line in columns.lines[1::2]] == [12] * 4
+    for line, target in zip(ahead.lines[1:], ("close", "high"), strict=True):
+        moves = 1e4 * np.log(frame[target].iloc[t : t + 4] / frame["close"].iloc[t])
+        assert line.get_ydata() == pytest.approx(moves.to_numpy())
+    with pytest.raises(UnknownName, match="nearest: ETHUSDT_1h"):
+        cpb.window("quick", data=bars, series="ETHUSDT_2h")
+
+
+def test_a_full_disk_ends_a_sweep_with_what_to_do(bars, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/x")
+
+    monkeypatch.setattr("cpbkit.api.run_sweep", full)
+    with pytest.raises(RunError, match=r"on device: runs/x\. Make room there.*cache remove.*goes on"):
+        cpb.sweep("quick", data=bars, folder=tmp_path / "run", quiet=True)
+
+
+def test_a_notebook_shows_what_went_wrong_and_the_switch_to_turn(monkeypatch):
+    assert RunError("no run \x1b[2J here")._render_traceback_() == ["RunError: no run  here"]
+    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
+    said, step = SourceError("2 of 2 series are not available")._render_traceback_()
+    assert "2 of 2" in said and "CPBKIT_ARCHIVE_URL" in step and "Internet" not in step
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    assert "Settings > Internet" in SourceError("")._render_traceback_()[1]
 
 
 def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):

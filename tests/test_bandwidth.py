@@ -8,6 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import cpbkit as cpb
 from cpbkit.api import open_run
 from cpbkit.cli.main import cpbkit as cli
 from cpbkit.config.experiment import Task, difference, from_json, to_json, vary
@@ -253,3 +254,11 @@ def test_what_the_changes_did_is_said_from_the_trials():
         "It diverges without a scaled target; that change alone gives 0.40.",
         "It is higher without a smaller batch.",
     ]
+
+
+def test_the_front_door_takes_traces_of_files(tmp_path):
+    for name in ("link", "other"):
+        make_network_trace(0, 300).to_csv(tmp_path / f"{name}.csv")
+    shown = cpb.window("bandwidth", files=tmp_path / "link.csv")
+    assert shown.spoken.startswith("link 200ms as a model sees it: 6 columns of 10 rows in, bandwidth of 1 row out")
+    assert cpb.window("bandwidth", files=tmp_path, series="other_200ms").spoken.startswith("other 200ms ")

@@ -134,7 +134,7 @@ KEPT = kept()
 
 
 def arrays():
-    return past.read_arrays(KEPT, shown=True) | past.read_arrays(KEPT, shown=False)
+    return past.read_arrays(KEPT)
 
 
 def packed(change):

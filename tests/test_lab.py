@@ -30,6 +30,7 @@ source, symbols, intervals = "synthetic", ("BTCUSDT", "ETHUSDT", "BNBUSDT"), ("1
 start, end, epochs = "2025-01-01", "2025-01-31", 100_000  # a sweep that only a person ends
 preset = vary(PRESETS["quick"], patience=epochs, steps=20)
 """
+MORE = {"01_gpu_diagnosis": "\nloops = 'kept.py'\n", "05_verdict": "source = 'synthetic'\n"}
 SETTINGS = {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # else cells out of sight are not on the page
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -62,7 +63,7 @@ def home(tmp_path_factory):
     """A folder of notebooks with small parameters, which a JupyterLab serves."""
     folder = tmp_path_factory.mktemp("lab")
     for name in ("00_environment", "01_gpu_diagnosis", "03_smoke_test", "04_sweep", "05_verdict"):
-        parameters = SWEEP if name == "04_sweep" else SMALL[name][0]
+        parameters = SWEEP if name == "04_sweep" else SMALL[name][0] + MORE.get(name, "")
         nbformat.write(with_parameters(ROOT / "notebooks" / f"{name}.ipynb", parameters), folder / f"{name}.ipynb")
     return folder
 
@@ -201,7 +202,7 @@ def test_a_sweep_is_interrupted_reloaded_and_stopped_by_its_button(browser, lab,
     notebook.until(notebook.is_through, "the rest of the notebook")
     assert_sound(notebook)
     notebook.keep("3-stopped")
-    (run,) = (home / "runs").iterdir()
+    (run,) = (home / "runs").glob("quick-*")
     reasons = [json.loads(line)["reason"] for line in (run / "results.jsonl").read_text().splitlines()]
     assert reasons == ["stopped by hand"] * 3
 

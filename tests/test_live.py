@@ -1,5 +1,6 @@
 """The views of a running sweep: what they show, how often, and where."""
 
+import base64
 import io
 import re
 import sys
@@ -346,11 +347,14 @@ def test_the_view_fits_the_place(monkeypatch):
 
 def test_browsing_shows_the_model_that_is_chosen():
     results = made_up_results()[:3]
-    menu, image = browse(results, series=results[1].series).children
+    shown = browse(results, series=results[1].series)
+    menu, image = shown.box.children
     assert [name for _, name in menu.options] == [line.series for line in results]
     assert image.value == loss_figure(results[1]).png()
     menu.value = results[2].series
     assert image.value == loss_figure(results[2]).png()
-    assert browse(results).children[0].value == results[0].series
+    assert browse(results).box.children[0].value == results[0].series
+    bundle, about = shown._repr_mimebundle_()  # where widgets do not live, the picture stands
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG") and "persistence" in about["image/png"]["alt"]
     with pytest.raises(UnknownName, match="series must be a known name; got 'BTC'"):
         browse(results, "BTC")

@@ -4,6 +4,7 @@ import ast
 import configparser
 import datetime as dt
 import json
+import os
 import re
 import sys
 import textwrap
@@ -42,34 +43,48 @@ if "COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
         raise SystemExit("No cpbkit: in Kaggle turn on Settings > Internet; then run all again.")
 """
 
+STOPPED = (
+    "Stopped? The last line says what to do; then *Run all* again: what is done is found, and goes on. "
+    "`NameError`: a cell above this one has not run."
+)
+ONE_RUN = """
+symbols, intervals = ("BTCUSDT", "ETHUSDT"), ("1h",)
+start, end, epochs = "2025-01-01", "2025-01-24", 1
+"""
+# What no parameter makes small, and what other tests hold at its full size.
+SMALLER = """
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.evaluation import leakage
+from cpbkit.runs import plan, planted
+
+PRESETS["bandwidth"] = vary(PRESETS["bandwidth"], width=4)
+leakage.WALKS, leakage.OVERFIT_STEPS = 2, 10
+planted.SICKNESSES = dict(list(planted.SICKNESSES.items())[-2:])
+plan.count_cores = lambda: 1  # no process beside the kernel loads torch; in `make test-browser` some do
+"""
 # What a run in the tests puts after the cell `# Parameters`, and the least number of figures it must show.
 SMALL = {
     "00_environment": ("verbose = True", 0),
-    "01_gpu_diagnosis": ("epochs, seconds, widths, loops = 1, 2, (16, 32), 'kept.py'", 2),
+    "01_gpu_diagnosis": ("epochs, seconds, widths, loops = 1, 2, (16, 32), 'none'", 1),
     "02_data": (
         """
         source, symbols = "synthetic", ("BTCUSDT", "ETHUSDT")
-        start, end, closeup = "2025-01-01", "2025-06-30", ("2025-01-02", "2025-01-04")
+        start, end, closeup = "2025-01-01", "2025-03-31", ("2025-01-02", "2025-01-04")
         """,
-        2,
+        3,
     ),
-    "03_smoke_test": ("end, epochs, trial_epochs, trial_steps = '2025-01-20', 2, 1, 5", 2),
-    "04_sweep": ("source, start, end, epochs = 'synthetic', '2025-01-01', '2025-01-14', 1", 2),
-    "05_verdict": (
+    "03_smoke_test": ("end, epochs, trial_epochs, trial_steps = '2025-01-20', 2, 1, 5", 3),
+    "04_sweep": (ONE_RUN, 4),
+    "05_verdict": (ONE_RUN + "epochs_again, placebos, refits, seeds = 1, 2, 2, 2\n", 5),
+    "06_publish": (ONE_RUN + "repo, until = 'me/forty', '2025-01-25'\n", 2),
+    "07_own_data": (
         """
-        source, symbols, intervals = "synthetic", ("BTCUSDT", "ETHUSDT"), ("1h",)
-        start, end, epochs, epochs_again, placebos, refits, seeds = "2025-01-01", "2025-01-31", 1, 1, 2, 2, 2
+        rows, epochs, context, horizon = 1500, 1, 8, 2
+        trace, trace_epochs, trace_steps = "link.csv", 1, 5
         """,
-        5,
+        4,
     ),
-    "06_publish": (
-        """
-        symbols, intervals, start, end = ("BTCUSDT", "ETHUSDT"), ("1h",), "2025-01-01", "2025-01-20"
-        epochs, repo = 1, "me/forty"
-        """,
-        1,
-    ),
-    "07_own_data": ("rows, epochs, context, horizon = 1500, 1, 8, 2", 2),
 }
 SHARED = "preset source symbols start epochs keep".split()  # what 04, 05 and 06 must agree in, to find one run
 
@@ -84,6 +99,12 @@ def badges(name):
     )
 
 
+def picture(stem, spoken):
+    """Return the line that shows what a notebook gives: by an address, since Colab knows no file beside a notebook."""
+    there = ADDRESS.replace("github.com", "raw.githubusercontent.com")
+    return f"![{spoken}]({there}/{REVISION}/docs/gallery/{stem}.png)"
+
+
 def canonical(path):
     """Return the text a notebook should have: the same words and code in the one form."""
     raw = json.loads(path.read_text(encoding="utf-8"))
@@ -93,6 +114,8 @@ def canonical(path):
         source = "\n".join(line.rstrip() for line in source.split("\n"))
         if number == 0:
             source = re.sub(r"^\[!\[Open in .*$", badges(path.name), source, flags=re.MULTILINE)
+            shown = re.compile(r"^!\[(.*)\]\(.*\)$", flags=re.MULTILINE)
+            source = shown.sub(lambda line: picture(path.stem, line[1]), source)
         if number == 1:
             source = INSTALL.strip("\n")
         # papermill, and what took over its convention, put other parameters after the cell of this tag
@@ -135,12 +158,17 @@ def test_cells_come_in_order(path):
     words, code = cells_of(path, "markdown"), cells_of(path, "code")
     assert re.match(rf"# {path.name[:2]} · \S", words[0]) and badges(path.name) in words[0]
     assert re.search(r"\?$", words[0], flags=re.MULTILINE), "it asks its question"
-    opening = words[0].splitlines()[-1]
-    assert re.fullmatch(r"Run all · minutes on a T4 not measured · you get \S.+", opening), "it says what one gets"
+    shown, _, opening, _, stopped = words[0].splitlines()[-5:]
+    assert shown == picture(path.stem, re.match(r"!\[(\S.+)\]", shown)[1]), "it shows what one gets"
+    measured = r"(\d+ )?minutes on a (T4|CPU) (not measured|\(measured 20\d\d-\d\d-\d\d, \S.+\))"
+    assert re.fullmatch(rf"Run all · {measured} · {measured} · you get \S.+", opening), "it says what one gets"
+    assert stopped == STOPPED
     assert code[0] == INSTALL.strip()
     assert all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(python_of(code[1])).body)
     assert code[2].startswith("# Parameters\n")
     assert [text.startswith("## What we saw") for text in words].index(True) == len(words) - 1
+    last = json.loads(path.read_text(encoding="utf-8"))["cells"][-1]
+    assert last["cell_type"] == "code" and "print(" in code[-1], "what was seen is computed, not known beforehand"
 
 
 @each_notebook
@@ -161,6 +189,12 @@ def test_one_run_is_found_by_the_parameters_that_made_it():
     cells = [cells_of(path, "code")[2] for path in NOTEBOOKS if path.stem[:2] in ("04", "05", "06")]
     lines = [[line for line in cell.split("\n") if line.split(" ")[0].rstrip(",") in SHARED] for cell in cells]
     assert len(lines[0]) == len(SHARED) and lines[0] == lines[1] == lines[2]
+
+
+def test_the_picture_of_each_notebook_is_small():
+    for path in NOTEBOOKS:
+        content = (ROOT / "docs/gallery" / f"{path.stem}.png").read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) < 60_000, path.stem
 
 
 def test_names_are_a_number_and_a_noun():
@@ -215,21 +249,43 @@ def test_an_install_that_failed_ends_in_one_line_with_the_switch_to_turn(monkeyp
         exec(re.sub(r"%pip.*", "pass", INSTALL).replace('"cpbkit"', '"cpbkit_that_is_not_there"'), {})
 
 
-@pytest.fixture
-def venue_and_hub(monkeypatch, tmp_path_factory):
-    """Bars up to this hour and a Hub, both on loopback: what is synthetic is neither fetched nor published."""
+def execute(notebook, kernel):
+    import nbclient
+
+    client = nbclient.NotebookClient(notebook, km=kernel, timeout=300)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder and a kernel, as of a person who goes from notebook to notebook; bars and a Hub on loopback.
+
+    Of real bars the venue has three weeks, and those up to this hour: what is synthetic is not published.
+    """
+    import nbclient
+    import nbformat
+    from jupyter_client.utils import run_sync
+
+    folder = tmp_path_factory.mktemp("desk")
     now = dt.datetime.now(dt.timezone.utc).replace(minute=0, second=0, microsecond=0)
     month, hour = (f"{now - dt.timedelta(days=days):%Y-%m-%dT%H:%M}" for days in (40, 0))
     with serving(today=f"{now:%Y-%m-%d}") as server, serve_hub() as (hub, address):
         for seed, symbol in enumerate(("BTCUSDT", "ETHUSDT")):
-            rows = make_rows("1h", "2025-01-01", "2025-01-22", seed=seed)
+            rows = make_rows("1h", "2025-01-01", "2025-01-26", seed=seed)
             server.rows["spot", symbol, "1h"] = rows + make_rows("1h", month, hour, seed=seed)
         settings = {"CPBKIT_ARCHIVE_URL": server.url, "CPBKIT_REST_URL": server.rest_url, "HF_ENDPOINT": address}
-        settings |= {"HF_TOKEN": "hf_loopback", "HF_HOME": tmp_path_factory.mktemp("hub"), "HF_HUB_DISABLE_XET": "1"}
-        for name, value in settings.items():
-            monkeypatch.setenv(name, str(value))
-        yield hub
-        assert hub.repos["model", "me/forty"]["private"]
+        settings |= {"CPBKIT_CACHE": folder / "cache", "HF_HOME": folder / "hub", "HF_HUB_DISABLE_XET": "1"}
+        settings |= {"HF_TOKEN": "hf_loopback", "PYTHONWARNINGS": "error::DeprecationWarning:cpbkit"}
+        env = os.environ | {name: str(value) for name, value in settings.items()}
+        client = nbclient.NotebookClient(nbformat.v4.new_notebook(), kernel_name="python3")
+        kernel = client.create_kernel_manager()
+        client.start_new_kernel(env=env, cwd=str(folder))
+        execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SMALLER)]), kernel)
+        yield folder, kernel, hub, set()
+        run_sync(kernel.shutdown_kernel)(now=True)
 
 
 def with_parameters(path, parameters):
@@ -244,22 +300,30 @@ def with_parameters(path, parameters):
 
 @pytest.mark.slow
 @each_notebook
-def test_it_runs_on_a_cpu(path, tmp_path, monkeypatch, request):
-    import nbclient
+def test_it_runs_on_a_cpu(path, desk):
+    import nbformat
 
-    if path.stem == "06_publish":
-        request.getfixturevalue("venue_and_hub")
+    folder, kernel, hub, through = desk
+    known = set((folder / "runs").glob("*"))
     parameters, figures = SMALL[path.stem]
     notebook = with_parameters(path, parameters)
-    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning:cpbkit")
-    nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # each runs alone: it finds no name of another
+    execute(notebook, kernel)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
     data = [output.get("data", {}) for output in outputs]
     shown = [one for one in data if "image/png" in one or "<svg" in one.get("text/html", "")]
     assert len(shown) >= figures
-    assert not [output for output in outputs if output.output_type == "error"]
+    mute = [o for o in outputs if "image/png" in o.get("data", {}) and not o.metadata.get("image/png", {}).get("alt")]
+    assert not mute, "a picture without words"
+    said = "".join([*(one.get("text/plain", "") for one in data), *(output.get("text", "") for output in outputs)])
+    assert "PosixPath(" not in said and notebook.cells[-1].outputs
+    if path.stem in ("05_verdict", "06_publish") and "04_sweep" in through:
+        runs = {run for run in (folder / "runs").glob("*") if "-until-" not in run.name}
+        assert runs == known, "one run for 04, 05 and 06"
+    through.add(path.stem)
+    if path.stem == "06_publish":
+        assert hub.repos["model", "me/forty"]["private"] and hub.repos["dataset", "me/forty-record"]["private"]
 
 
 if __name__ == "__main__":

@@ -624,6 +624,7 @@ def test_a_notebook_shows_a_picture_at_its_size(tmp_path):
     png, size = figure._repr_png_()
     height, width, _ = pixels(png, tmp_path).shape
     assert (width, height) == (2 * size["width"], 2 * size["height"])
+    assert size["alt"] == repr(figure) and "falls below persistence" in size["alt"]
 
 
 def test_pyplot_is_never_loaded():

@@ -17,7 +17,7 @@ import click
 
 from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
-from cpbkit.errors import CpbkitError, Terminated, UnknownName, check_name
+from cpbkit.errors import NO_ROOM, CpbkitError, Terminated, UnknownName, check_name
 from cpbkit.texts import printable
 
 EXTRAS = {
@@ -83,8 +83,7 @@ def _debug(context: click.Context, _, value: bool) -> None:
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename}" if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return error.strerror + place + (f". Make room there. {GO_ON}" if full else "")
+        return error.strerror + place + (f". Make room there. {GO_ON}" if error.errno in NO_ROOM else "")
     return str(error) or type(error).__name__
 
 

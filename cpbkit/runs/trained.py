@@ -82,7 +82,8 @@ class Forecast:
         head, *rest = str(self).split("\n")
         after = rest[len(self.frame) + 2 :]  # the table's two head rows come before its H rows
         notes = "<br>".join(map(html.escape, after))
-        table = self.frame.style.format("{:,.6g}", escape="html").to_html()
+        bars = self.frame.tz_localize(None).rename_axis(None)  # of UTC, which the head says
+        table = bars.style.format("{:,.6g}", escape="html").to_html()
         return f"<div><b>{html.escape(head)}</b>{table}<small>{notes}</small></div>"
 
 

@@ -4,6 +4,7 @@ Interrupting the kernel (or Ctrl-C) stops a sweep anywhere, and the same command
 widgets shows buttons too.
 """
 
+import base64
 import contextvars
 import os
 import sys
@@ -18,11 +19,11 @@ from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.quantities import duration, standing
-from cpbkit.views.controls import Controls, Stop, hear
+from cpbkit.views.controls import WIDGET, Controls, Stop, hear
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.page import status_line
 from cpbkit.views.panels import SweepPicture, tally
-from cpbkit.views.style import label
+from cpbkit.views.style import Picture, label
 
 if TYPE_CHECKING:  # it loads torch, which a view does not need
     from cpbkit.runs.progress import State
@@ -296,16 +297,32 @@ def sentence(state: "State") -> str:
     return "  ".join(parts)
 
 
-def browse(results: Sequence[ResultLine], series: str = "") -> Any:
-    """Return a widget that shows the loss of one model of a run after another, starting with `series` or the first.
+@dataclass(frozen=True)
+class Menu:
+    """A widget, and the picture that stands in its place where widgets do not live."""
 
-    Where widgets do not live, `series` alone chooses. Errors: UnknownName for a series without a result.
+    box: Any
+    figure: Picture
+
+    def _repr_mimebundle_(self, **_) -> tuple[dict[str, Any], dict[str, Any]]:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        png, about = self.figure._repr_png_()
+        shown = {WIDGET: view, "image/png": base64.b64encode(png).decode(), "text/plain": self.figure.spoken}
+        return shown, {"image/png": about}
+
+
+def browse(results: Sequence[ResultLine], series: str = "") -> Menu:
+    """Return a menu that shows the loss of one model of a run after another, starting with `series` or the first.
+
+    Where widgets do not live, as in a saved notebook, `series` alone chooses: its picture stands there.
+    Errors: UnknownName for a series without a result.
     """
     import ipywidgets
 
     by_name = {result.series: result for result in results}
     first = check_name("series", series or next(iter(by_name)), by_name)
-    image = ipywidgets.Image(value=loss_figure(by_name[first]).png(), format="png")
+    figure = loss_figure(by_name[first])
+    image = ipywidgets.Image(value=figure.png(), format="png")
     options = [(label(name), name) for name in by_name]
     menu = ipywidgets.Dropdown(options=options, value=first, description="series")
 
@@ -313,4 +330,4 @@ def browse(results: Sequence[ResultLine], series: str = "") -> Any:
         image.value = loss_figure(by_name[change["new"]]).png()
 
     menu.observe(show, names="value")
-    return ipywidgets.VBox([menu, image])
+    return Menu(ipywidgets.VBox([menu, image]), figure)

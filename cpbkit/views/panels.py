@@ -122,7 +122,7 @@ class SweepPicture:
         said = self._said[name]
         kinds = [word.lower() if word in ("BEATS", "LOSES") else "muted" for word, _ in said]
         texts = [word.removesuffix(" TO TELL") for word, _ in said]
-        if len(said) == 1 and math.isfinite(said[0][1]):
+        if len(said) == 1 and math.isfinite(said[0][1]) and said[0][0] != verdicts.TOO_FEW:  # whose skill is chance
             texts[0] += f" {said[0][1] + 0.0:+.1f} %".replace("-", "−")
         return "".join(map(_word, texts, kinds)), kinds[0], best
 

@@ -95,7 +95,11 @@ class Picture(Figure):
     def __init__(self, width: float = WIDTH, height: float = 400, **settings):
         super().__init__(figsize=(width / DPI, height / DPI), dpi=DPI, **settings)
         FigureCanvasAgg(self)
+        self.spoken = ""  # what stands where a picture cannot be seen
         self.paper = Affine2D().scale(1 / DPI) + self.dpi_scale_trans  # pixels from the lower left corner
+
+    def __repr__(self) -> str:
+        return self.spoken or super().__repr__()
 
     def draw(self, renderer) -> None:
         """Draw everything; ticks are born only here, so the look is needed here too."""
@@ -114,6 +118,7 @@ class Picture(Figure):
 
     def head(self, title: str, subtitle: str = "", synthetic: bool = False):
         """Write the sentence that the picture shows, and under it what is drawn and how it was got."""
+        self.spoken = f"{stamped(title, synthetic)}. {subtitle}"
         self.write(24, 34, stamped(title, synthetic), size=14, weight="bold")
         self.write(24, 56, subtitle, color=MUTED)
 
@@ -145,7 +150,7 @@ class Picture(Figure):
 
     def _repr_png_(self):
         width, height = self.get_size_inches() * DPI
-        return self.png(scale=2), {"width": int(width), "height": int(height)}
+        return self.png(scale=2), {"width": int(width), "height": int(height), "alt": self.spoken}
 
 
 def beside(axes: Axes, y: float, text: str, colour: str, size: float = 8) -> None:

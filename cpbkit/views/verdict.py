@@ -54,7 +54,7 @@ def verdict_figure(results: Sequence[ResultLine]) -> Picture:
     for i, (head, group) in enumerate(by_head.items()):
         found = verdicts.verdicts(group)
         titles.append(verdicts.headline(found, head, unjudged=len(results) - len(group)))
-        axes = figure.add_axes(figure.box(24 + i * share + 78, 108, share - 78 - 76, ROW * rows))
+        axes = figure.add_axes(figure.box(24 + i * share + 78, 108, share - 78 - 110, ROW * rows))
         _skills(axes, head, group, found, rows)
     drawn = f"skill = 1 − √(loss / loss of the best naive forecast){_tested(results)}, 95 % interval, "
     drawn += f"words Holm-corrected over {rows}" if by_head else "none yet"
