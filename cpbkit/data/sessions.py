@@ -24,7 +24,7 @@ def closed_bars(starts: np.ndarray, low: int, high: int, step: int) -> np.ndarra
     traded = np.zeros(len(grid), bool)
     traded[(starts - low) // step] = True
     table = np.pad(traded, (0, -len(grid) % (DAY // step))).reshape(-1, DAY // step)
-    days = table.any(axis=1, keepdims=True)
+    days = np.asarray(table.any(axis=1))[:, None]
     if traded.all() or days.sum() < LEAST:
         return starts[:0]
     usual = np.where(_around(days) > 0, 2 * _around(table) > _around(days), 2 * table.sum(axis=0) > days.sum())

@@ -42,10 +42,11 @@ class Past:
 
     def __post_init__(self):
         wide = (len(self.times), len(self.ahead))
-        known = [("times", wide[:1], "i"), ("ahead", wide[1:], "i"), ("last", wide[:1], "f")]
-        known += [(name, wide, "f") for name in ("forecast", "truth", "half")]
-        for name, shape, kind in known:
-            check_array(getattr(self, name), name, shape, kind)
+        for name, shape in {"times": wide[:1], "ahead": wide[1:]}.items():
+            check_array(getattr(self, name), name, shape, "i")
+        check_array(self.last, "last", wide[:1], "f")
+        for name in ("forecast", "truth", "half"):
+            check_array(getattr(self, name), name, wide, "f")
         if not (isinstance(self.target, str) and isinstance(self.unit, str) and 0 < self.step_seconds < 1e8):
             raise ValueError(f"a past is of a target, in a unit, of steps of some seconds; got {self.step_seconds!r}")
         if not wide[1] or self.ahead.min() < 1 or self.ahead.max() > 1e6 or (np.abs(self.times) > 9e12).any():
@@ -166,6 +167,9 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
 
 def check_array(array: object, name: str, shape: tuple[int, ...], kind: str) -> None:
     """Raise ValueError unless something is an array of a shape, of whole numbers (kind i) or of numbers (f)."""
-    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype.kind == kind
-    if not fits or (np.abs(array[np.isfinite(array)]) > LARGEST).any():
+    if (
+        not isinstance(array, np.ndarray)
+        or (array.shape, array.dtype.kind) != (shape, kind)
+        or (np.abs(array[np.isfinite(array)]) > LARGEST).any()
+    ):
         raise ValueError(f"{name} must be an array of {shape} numbers below {LARGEST:g}; got {str(array)[:40]!r}")
