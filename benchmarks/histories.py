@@ -68,7 +68,7 @@ PLACES = ("", "CHECKSUM", r"zip$", "monthly", "daily", r"klines\?", "BTCUSDT", "
 JUMPS = (-1e6, -36_000.0, -60.0, 3600.0, 1e9)  # s by which the clock may jump; before END no bar can be asked for
 SHORT_JUMPS = (*JUMPS, -115_200.0)  # with the last, END is not over: too early for a sweep that is to end the same
 JUNK = (b"", b"{", b"[]", b"{}", b"null", b'{"units": [["../x"]]}', b"[" * 5000, bytes(range(256)), b"9" * 5000)
-LENGTH = 200  # operations, about, of a whole sweep
+LENGTH = 270  # operations, about, of a whole sweep
 
 
 @dataclass(frozen=True)

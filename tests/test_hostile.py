@@ -134,7 +134,7 @@ KEPT = kept()
 
 
 def arrays():
-    return past.read_arrays(KEPT)
+    return past.read_arrays(KEPT, shown=True) | past.read_arrays(KEPT, shown=False)
 
 
 def packed(change):

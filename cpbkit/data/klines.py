@@ -129,7 +129,7 @@ class Passport:
     def from_dict(cls, raw: dict[str, Any]) -> "Passport":
         """Read what `to_dict` wrote, also after a trip through JSON."""
         try:
-            foreign.check(raw, foreign.form_of(cls))
+            foreign.check(raw, FORM)
             ends = [raw.get(name) for name in ("first", "last")]
             ends += [gap[name] for gap in raw.get("gaps", ()) for name in ("start", "end")]
             foreign.check([time for time in ends if time], [datetime])
@@ -144,6 +144,9 @@ class Passport:
         parts = {"files": SourceFile, "gaps": Gap, "jumps": Jump, "disagreements": Disagreement}
         found = {name: tuple(read(part, item) for item in raw.get(name, ())) for name, part in parts.items()}
         return read(cls, {**raw, **found, **{name: tuple(raw.get(name, ())) for name in ("tenfold", "notes")}})
+
+
+FORM = foreign.form_of(Passport)
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,11 +131,10 @@ def from_bytes(content: bytes | None, series: str) -> dict[str, dict[str, Past]]
     found: dict[tuple[str, str], dict] = {}
     told: dict[str, dict[str, Past]] = {}
     try:
-        for key, value in read_arrays(content or b"").items():
-            head, mark, rest = key.partition(MARK)
-            if mark:
-                target, _, name = rest.rpartition("/")
-                found.setdefault((head, target), {})[name] = value if value.ndim else value.item()
+        for key, value in read_arrays(content or b"", shown=True).items():
+            head, _, rest = key.partition(MARK)
+            target, _, name = rest.rpartition("/")
+            found.setdefault((head, target), {})[name] = value if value.ndim else value.item()
         for (head, _), values in found.items():  # earlier versions kept one target and did not name it here
             one = Past(**values)
             told.setdefault(head, {})[one.target] = one
@@ -145,15 +144,20 @@ def from_bytes(content: bytes | None, series: str) -> dict[str, dict[str, Past]]
         return {}
 
 
-def read_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """Read arrays that numpy packed, by name; ValueError for anything else, and for what unpacks to too much."""
+def read_arrays(content: bytes, shown: bool) -> dict[str, np.ndarray]:
+    """Read the arrays that are to be shown, or the others beside them, by name.
+
+    Errors: ValueError for what numpy did not pack, or what unpacks to too much.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as box:
             check_methods(box.infolist())
             if (size := sum(member.file_size for member in box.infolist())) > UNPACKED:  # zipfile reads no more
                 raise ValueError(f"it unpacks to {size:,} bytes; at most {UNPACKED:,}")
+            if odd := [name for name in box.namelist() if not name.endswith(".npy")]:
+                raise ValueError(f"it holds no array but {odd[0][:40]!r}")
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files if (MARK in name) == shown}
     # What garbage makes zipfile and numpy raise depends on where it is; an array may claim any size.
     except (
         *(OSError, EOFError, KeyError, TypeError, RuntimeError, MemoryError),

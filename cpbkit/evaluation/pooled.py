@@ -76,7 +76,7 @@ def to_bytes(by_head: Mapping[str, Losses], shown: Mapping[str, Mapping[str, pas
 
 def from_bytes(content: bytes) -> dict[str, Losses]:
     """Read what `to_bytes` packed. Errors: ValueError, KeyError, TypeError or OverflowError for something else."""
-    arrays = {name: array for name, array in past.read_arrays(content).items() if past.MARK not in name}
+    arrays = past.read_arrays(content, shown=False)
     found = {}
     for head in dict.fromkeys(name.partition("/")[0] for name in arrays):
         named = (f"{head}/baseline ", f"{head}/floor ")  # as earlier versions called them

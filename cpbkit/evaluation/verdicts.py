@@ -96,7 +96,7 @@ class Judgement:
         named: dict[str, Any] = {EARLIER_NAMES.get(name, name): value for name, value in raw.items()}
         known = {field.name for field in dataclasses.fields(cls)}
         try:
-            foreign.check(named, foreign.form_of(cls))
+            foreign.check(named, FORM)
         except foreign.Damaged as error:
             raise CpbkitError(f"this run was judged by another version of cpbkit; sweep anew ({error})") from None
         if not (0 <= named["p"] <= 1 and named["windows"] >= 0 and named["horizon"] >= 1):
@@ -113,6 +113,9 @@ class Judgement:
     def is_enough(self) -> bool:
         """Whether there are windows enough for a word."""
         return is_enough(self.windows, self.horizon)
+
+
+FORM = foreign.form_of(Judgement)
 
 
 def is_enough(windows: int, horizon: int) -> bool:
