@@ -125,6 +125,8 @@ def test_one_series_that_does_not_fit_stops_no_other(run, bars, monkeypatch, cap
     assert list(found) == [NAMES[0]] and "ETHUSDT_1h: a forecast needs 12 bars" in caplog.text
     with pytest.raises(DataError, match="no series can be forecast"):
         run.forecast({name: frame.iloc[-9:] for name, frame in given.items()}, now=LATER)
+    with pytest.raises(DataError, match="needs at least one finished model"):
+        run.forecast({})
     monkeypatch.setattr("cpbkit.runs.trained.newest_bars", lambda models, now: bars)
     with pytest.raises(DataError, match="its newest bar is of 2025-01-31 23:00 UTC; is it still traded"):
         run.forecast(now=LATER)

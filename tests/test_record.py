@@ -199,7 +199,7 @@ def test_sixty_days_with_kills_double_starts_and_lost_connections(world, bars, m
         assert row.commit == commit and row.status == ("late" if when >= row.bar + 0.1 * STEP else "scored")
         if row.status == "scored":
             truth, minute = bars[row.series]["close"][row.bar], row.series.replace("1d", "1m")
-            price = bars[minute]["close"][pd.Timestamp(when).floor("1min")]
+            price = bars[minute]["close"].asof(pd.Timestamp(when))
             assert row.error == pytest.approx(1e4 * np.log(truth / forecast), abs=1e-6)
             assert row.naive_error == pytest.approx(1e4 * np.log(truth / price), abs=1e-6)
     assert late and (scores["status"] == "late").sum() == 4 * len(late)
@@ -248,7 +248,7 @@ def test_who_copies_the_price_of_the_moment_gains_nothing(world):
     days = minutes.resample("1D").agg(sides)
     for day in range(40):
         bar = BEGIN + (day + 1) * STEP
-        world.now, known = bar - MINUTE, minutes["close"][bar - 2 * MINUTE]
+        world.now, known = bar - MINUTE, minutes["close"].asof(bar - 2 * MINUTE)
         line = {"series": NAMES[0], "origin": bar - 2 * STEP, "bar": bar, "forecast": known}
         foreign(world, [line], "copy", line["origin"])
     world.now += 2 * STEP

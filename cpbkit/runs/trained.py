@@ -254,6 +254,8 @@ def forecast_able(
 
     bars: by series; None fetches the newest ones. Errors: NoForecast where no series can be forecast; SourceError.
     """
+    if not models:
+        raise DataError("a forecast needs at least one finished model, and bars of its series where bars are given")
     now = now or pd.Timestamp.now("UTC")
     trouble: dict[str, str] = {}
     if bars is None:
