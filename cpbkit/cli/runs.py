@@ -322,7 +322,8 @@ def status(folder, as_json):
         [f"A refit of {parent}, begun {'from its' if training.warm_start else 'from drawn'} weights"] if parent else []
     )
     results, series = run.results(), run.experiment.series
-    missing = [name for name in series if name not in {line.series for line in results}]
+    ended = {line.series for line in results}
+    missing = [name for name in series if name not in ended]
     holder, told = run.holder(), run.status()
     failed = sum(line.status == "failed" for line in results)
     trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
