@@ -34,4 +34,4 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
 
 
 def _colour(word: str) -> str:
-    return f"color: {COLOURS.get(word, '#b7791f')}; font-weight: 600"
+    return f"color: {COLOURS.get(word, '#b7791f')}; font-weight: 600; white-space: nowrap"

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.quantities import counted
 from cpbkit.views.loss import DASHES
@@ -28,7 +29,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
 
     height = max(LEAST, ROW * len(task.features))
     figure = Picture(WIDTH, 96 + height + 50)
-    left = figure.add_axes(figure.box(24, 96, 690, height))
+    left = figure.add_axes(figure.box(24, 96, 640, height))
     back = np.arange(1 - task.context, 1)
     for c, name in enumerate(task.features):
         middle = -c - 0.5
@@ -37,7 +38,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         left.plot(back, middle + 0.45 * (x[:, c] - x[:, c].mean()) / spread, color=BLUE, lw=1.4)
         beside(left, middle, f"{name}  {x[:, c].min():.2f} to {x[:, c].max():.2f}".replace("-", "−"), MUTED)
     left.set(xlim=(back[0], 0), ylim=(-len(task.features), 0), yticks=[])
-    right = figure.add_axes(figure.box(960, 96, WIDTH - 960 - 110, height))
+    right = figure.add_axes(figure.box(970, 96, WIDTH - 970 - 120, height))
     ahead = np.arange(task.horizon + 1)
     right.axhline(0, color=ORANGE, lw=1.2, ls=DASHES)
     newest = scale * (series.levels[origin] - series.anchors[origin])
@@ -53,6 +54,8 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         axes.set_title(title, size=9, color=MUTED, pad=6)
         axes.spines[["left", "bottom"]].set_visible(False)
     right.grid(axis="y")
+    right.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
+    right.yaxis.set_major_locator(MaxNLocator(5))
     what = f"{counted(len(task.features), 'column')} of {counted(task.context, rows)} in"
     out = f"{', '.join(series.targets)} of {counted(task.horizon, rows)} out"
     time = np.datetime_as_string(series.times[origin], "m").replace("T", " ")
