@@ -53,8 +53,9 @@ def test_many_series_on_a_gpu_are_planned_from_the_stacks_that_could_be_tried(mo
     monkeypatch.setattr(module, "find_places", lambda *_: ["cuda:0"])
     monkeypatch.setattr(module, "free_memory", lambda device: 1e12)
     monkeypatch.setattr(module, "_trial", trial)
-    monkeypatch.setattr(module, "TRIAL_SECONDS", 20.3)  # for stacks of 50, where a step of one model takes 0.1 s
-    units = make_plan(EXPERIMENT, {f"S{i}": walk(f"S{i}", 500) for i in range(100)}).units
+    series = {f"S{i}": walk(f"S{i}", 500) for i in range(100)}
+    # For stacks of 50, where a step of one model takes 0.1 s.
+    units = make_plan(EXPERIMENT, series, trial_seconds=20.3).units
     assert max(map(len, units)) == size and sum(map(len, units)) == 100
 
 
