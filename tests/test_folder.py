@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -267,3 +268,11 @@ def test_a_ledger_of_any_version_is_read():
     for damaged in (b'{"series":"A"}', b'{"series":"A","status":"done","curve":[1]}'):
         with pytest.raises(Damaged):
             ResultLine.from_json(damaged)
+
+
+def test_a_holder_that_cannot_be_removed_keeps_no_lock(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="broken") as told, RunFolder(tmp_path).writing(QUICK):
+        monkeypatch.setattr(type(tmp_path), "unlink", Mock(side_effect=OSError("broken")))
+    monkeypatch.undo()
+    with RunFolder(tmp_path).writing(QUICK):
+        assert told.tb, "its frames, which live on, held the lock"

@@ -191,8 +191,10 @@ class RunFolder:
             (self.folder / STOP).unlink(missing_ok=True)  # it was meant for a sweep before this one
             yield self
         finally:
-            holder.unlink(missing_ok=True)
-            lock.release()
+            try:
+                holder.unlink(missing_ok=True)
+            finally:  # or a kernel, which goes on, would shut itself out
+                lock.release()
 
     def _refuse_links(self) -> None:
         """Refuse to write through links, which may lead anywhere. Errors: RunError."""
