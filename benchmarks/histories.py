@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -116,6 +117,25 @@ class Screen(io.StringIO):
         return True
 
 
+class Inline:
+    """A pool that works where it is asked: threads would take turns as they like."""
+
+    def __init__(self, threads: int):
+        del threads
+
+    def submit(self, function: Callable, *arguments) -> Future:
+        """Call a function; return its Future."""
+        future: Future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # handed to whoever asks for the result, as by a thread
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Do nothing: no job waits."""
+
+
 class World:
     """A tiny experiment, a server that has its bars, and how each of its series may end."""
 
@@ -151,7 +171,6 @@ class World:
             return trouble.jump if len(disk.seen) >= trouble.since else 0.0
 
         places = {"CACHE": str(folder / "cache"), "ARCHIVE_URL": self.server.url, "REST_URL": self.server.rest_url}
-        threads = set(threading.enumerate())
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.dict(os.environ, {f"CPBKIT_{k}": v for k, v in places.items()}))
             for owner, name, value in (
@@ -161,22 +180,14 @@ class World:
                 (worker, "CHECKPOINT_SECONDS", -1.0),
                 (worker, "CHECKPOINT_SHARE", 1e9),
                 (provenance, "describe", dict),
-                (binance, "THREADS", 1),  # or no seed would play the same again
+                (binance, "Pool", Inline),  # or no seed would play the same again
                 (binance, "_now", lambda: milliseconds(NOW) * 10**6 + int(1e9 * jumped())),
                 (download, "Retries", lambda: HASTY if lasting else PATIENT),
                 (time, "time", lambda: real() + jumped()),
                 (threading, "Timer", mock.MagicMock()),  # of the second SIGTERM, which a later step would hear
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
-            stack.enter_context(disk)
-            try:
-                yield disk
-            finally:
-                for thread in set(threading.enumerate()) - threads:  # of a fetch: the dead write nothing later
-                    if thread.name.endswith("(_work)"):
-                        thread.join(20)
-                        if thread.is_alive():
-                            raise RuntimeError("a thread of the fetch does not end")
+            yield stack.enter_context(disk)
 
     def sweep(self, folder: Path, **given) -> None:
         """Sweep into a folder, beside its cache."""
