@@ -132,6 +132,7 @@ def test_a_preset_tells_what_was_trained_and_what_was_extrapolated(one_core, mon
     assert short["trained_epochs"] == 0 and short["skill"]["predictable"] is None and short["seconds_for_all"] > 0
 
 
+@pytest.mark.long
 def test_presets_are_measured_beside_each_other_and_told_in_order(monkeypatch):
     monkeypatch.setattr(presets, "QUICK_TRAINING", 0.01)
     said = []
@@ -142,7 +143,7 @@ def test_presets_are_measured_beside_each_other_and_told_in_order(monkeypatch):
     assert "extrapolated" in text and "None is shown" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_step_at_the_same_time_and_tell_what_went_wrong():
     e, series = experiment(), walk("A", 400, horizon_targets=4)
     with Workers(2) as workers:

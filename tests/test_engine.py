@@ -96,6 +96,7 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
             torch.testing.assert_close(tensor, ends["eager"][name].weights[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_over_two_hundred_epochs():
     experiment = vary(SMALL, epochs=210, patience=210)
     windows, stack = assemble(experiment, [walk("A", 200), walk("B", 220)], "cpu")

@@ -690,7 +690,9 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
 """
 
 
-@pytest.mark.parametrize("defused", ["True", "False"])  # openpyxl's XML is guarded only where defusedxml is there
+@pytest.mark.parametrize(
+    "defused", [pytest.param("True", marks=pytest.mark.long), "False"]
+)  # openpyxl's XML is guarded only where defusedxml is there
 def test_what_a_stranger_packed_takes_little_memory_and_ends_in_one_line(tmp_path, defused):
     """In a process of its own, whose peak is that of all; beyond what reading needs in any case."""
     for name, blob in HOSTILE.items():

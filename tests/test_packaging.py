@@ -119,12 +119,12 @@ def test_installing_replaces_nothing_that_is_there(tmp_path):
 
 
 def test_the_address_stands_in_one_place():
-    """README and notebooks may repeat the repository's address, but only as setup.cfg has it."""
+    """README and notebooks may link to the repository, but only to where setup.cfg has it."""
     path = ADDRESS.removeprefix("https://github.com/")
     for file in [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.ipynb"))]:
         text = file.read_text(encoding="utf-8")
         for owner in re.findall(
-            r"(?:github\.com|colab\.research\.google\.com/github|githubusercontent\.com)/([\w.-]+/[\w.-]+)",
+            r"https://(?:github\.com|colab\.research\.google\.com/github|raw\.githubusercontent\.com)/([\w.-]+/[\w.-]+)",
             text,
         ):
             assert owner.removesuffix(".git").split("@")[0] == path, file.name

@@ -110,6 +110,7 @@ def test_processes_end_with_what_one_process_ends_with(tmp_path):
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.long
 def test_a_script_needs_no_guard(tmp_path):
     """Processes that start must not run the caller's script again: it would sweep in each of them."""
     script = tmp_path / "script.py"

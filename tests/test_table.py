@@ -180,7 +180,7 @@ CELLS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell[0]} {cell[1]} to {cell[2]}")
 def test_published_cells_of_etth1(cell):
     folder = os.environ.get("CPBKIT_SERIES")
