@@ -99,7 +99,7 @@ def test_a_starved_step_is_cured_and_the_cure_is_measured():
 def test_a_variant_of_the_person_is_measured_beside():
     step = make_toy("cpu", WrittenLSTM(FEATURES, 16), 16)
     step = dataclasses.replace(step, variants={"nn.LSTM instead of the cell": make_toy("cpu", hidden=16)})
-    gains = try_fixes(step, decide(measure(step, seconds=2).numbers), seconds=4)
+    gains = try_fixes(step, decide(measure(step, seconds=2).numbers), seconds=30)
     gain = next(g for g in gains if g.fix == "nn.LSTM instead of the cell")
     assert gain.verdict == "do this" and gain.low > 1.5
 
