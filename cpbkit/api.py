@@ -194,12 +194,13 @@ class Run:
         Returns where it is. Errors: HubError for synthetic data, own code, a missing token, another run's repository.
         """
         from cpbkit.hub.client import connect  # the Hub's client takes a moment to load
-        from cpbkit.hub.publish import publish, write_repository, write_space
+        from cpbkit.hub.publish import publish, publishable, write_repository, write_space
 
-        if dry_run is None:
-            connect(repo, write=True)  # tells what is missing before the work
         with tempfile.TemporaryDirectory() as folder:
             out = Path(dry_run or Path(folder) / "repository")
+            if dry_run is None:  # tells what is missing before the work, and of a token only where one would help
+                publishable(self._folder, out)
+                connect(repo, write=True)
             if page:
                 write_space(self.folder, self.models(), repo, out, bars)
             else:

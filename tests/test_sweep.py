@@ -228,6 +228,8 @@ def test_a_model_and_then_the_sweep_are_stopped_from_elsewhere(tmp_path):
     assert list((run.folder / "progress").glob("*.safetensors")) and run.model(first) and not run.model(other)
     with pytest.raises(RunError, match="nobody works on"):
         run.stop()
+    with pytest.raises(RunError, match="nope"):
+        RunFolder(run.folder / "nope").stop()
     assert run.wishes() == {"end": True, "series": [first]}
     with run.writing(experiment):
         assert run.wishes() == {"end": False, "series": []}  # they were meant for the sweep before

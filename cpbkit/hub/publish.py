@@ -45,7 +45,7 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     Errors: HubError for synthetic data, a run without a model, own code, or a folder that is there.
     """
     run, out = RunFolder(folder), Path(out)
-    experiment, results = run.experiment, _publishable(run, out)
+    experiment, results = run.experiment, publishable(run, out)
     models, audit = run.models(), run.audit()
     if lost := [line.series for line in results if line.series not in models]:
         raise HubError(f"the model of {lost[0]} is lost; the command that swept {run.folder} trains it anew")
@@ -78,7 +78,7 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     return out
 
 
-def _publishable(run: RunFolder, out: Path) -> list[ResultLine]:
+def publishable(run: RunFolder, out: Path) -> list[ResultLine]:
     """Return the lines of the finished models of a run. Errors: HubError where they or the folder may not be used."""
     results = [dataclasses.replace(line, before={}) for line in run.results() if line.status == "done"]
     if not results:
@@ -110,7 +110,7 @@ def write_space(
     from cpbkit.views.site import write_page
 
     run, out = RunFolder(folder), Path(out)
-    lines = [headline(verdicts(group), head) for head, group in judgements(_publishable(run, out)).items()]
+    lines = [headline(verdicts(group), head) for head, group in judgements(publishable(run, out)).items()]
     write_page(folder, models, out, bars, public=True)
     index = {"format": FORMAT, "cpbkit": __version__, "run": run_id(folder)}
     atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())

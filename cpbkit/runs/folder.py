@@ -361,9 +361,10 @@ class RunFolder:
     def stop(self, series: Iterable[str] = ()) -> None:
         """Ask whoever sweeps here to end, or the models of some series to end with the running epoch.
 
-        Errors: RunError where nobody sweeps; UnknownName.
+        Errors: RunError where there is no run, or nobody sweeps; UnknownName.
         """
-        names = [check_name("series", name, self.experiment.series) for name in series]
+        known = self.experiment.series
+        names = [check_name("series", name, known) for name in series]
         if not self.holder():
             raise RunError(f"nobody works on {self.folder}, so there is nothing to stop")
         before = self.wishes()
