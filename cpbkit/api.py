@@ -124,16 +124,17 @@ class Run:
 
     def verdicts(self) -> "Verdicts":
         """Say of each model whether it beats the best naive forecast. Errors: RunError before the first result."""
-        if not self.results:
+        results = self.results
+        if not results:
             raise RunError(f"{self.folder} has no finished series yet, of {len(self.series)}")
-        by_head = judgements(line for line in self.results if line.status == "done")
-        lost = len(self.results) - sum(line.status == "done" for line in self.results)
+        done = [line for line in results if line.status == "done"]
+        by_head, lost = judgements(done), len(results) - len(done)
         lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
         lines += filter(None, (advise(group, head) for head, group in by_head.items()))
-        losses, _ = gather([line.series for line in self.results if line.test], self._folder.losses)
+        losses, _ = gather([line.series for line in results if line.test], self._folder.losses)
         lines += say_all(losses, {head: pool(parts) for head, parts in losses.items()}).values()
-        lines += say_quantiles(self.results).values()
-        return Verdicts(verdict_table(by_head), tuple(lines), self.results)
+        lines += say_quantiles(results).values()
+        return Verdicts(verdict_table(by_head), tuple(lines), results)
 
     def plot(self):
         """Return the picture of the run as HTML: a panel for each series, memory and load below."""

@@ -249,7 +249,7 @@ def _draw_coin(symbol: str, blocks: range, together: _Together, seed: int) -> np
     high = np.maximum(open_, close) + wick * (1 + lean) / 2
     low = np.minimum(open_, close) - wick * (1 - lean) / 2
     surprise = np.abs(returns) / sigma
-    turnover = 1e5 * QUARTER / 900 * np.exp(together.log_volatility + 0.4 * surprise + 0.35 * noise)  # quote currency
+    turnover = 1e5 * np.exp(together.log_volatility + 0.4 * surprise + 0.35 * noise)  # quote currency
     volume = np.where(idle, 0.0, turnover / np.exp(close))
     return np.column_stack([*(np.exp(each).ravel() for each in (open_, high, low, close)), volume.ravel()])
 

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pandas as pd
-import scipy
+import scipy  # its `special` has Student's t too, and `stats` takes a second to load
 
-# Student's t is taken from scipy.special: scipy.stats takes a second to load.
 LEVEL = 0.95  # of every interval
 TURNS = 10  # of a position, at the least, for a fee: a trend that was met once is no timing
 
