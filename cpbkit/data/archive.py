@@ -163,7 +163,10 @@ def check_lengths(starts: np.ndarray, closes: np.ndarray, interval: str, name: s
     """
     step = INTERVAL_SECONDS[interval]
     lengths = np.rint((closes - starts) / SECOND_NS).astype(np.int64)
-    other = (lengths != step) & np.isin(lengths, list(INTERVAL_SECONDS.values()))
+    other = lengths != step
+    if not other.any():
+        return
+    other &= np.isin(lengths, list(INTERVAL_SECONDS.values()))
     if other.sum() > max(2, len(starts) // 10) or (len(starts) and other.all()):
         first = int(other.argmax())
         raise BadFile(

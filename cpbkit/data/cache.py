@@ -90,11 +90,13 @@ def merge(held: Holding, pieces: Iterable[Piece]) -> Holding:
             # Only the stretch that the piece covers is looked at: a long series comes in many pieces.
             low, high = np.searchsorted(bars[0], (piece.starts[0], piece.starts[-1] + 1))
             stretch = bars[0][low:high], bars[1][low:high], bars[2][low:high]
-            for found in _compare(*stretch, piece, rank):
-                disagreements[found.between, found.first] = found
-            stretch = _best(stretch, (piece.starts, piece.values, np.full(len(piece.starts), rank, np.int8)))
+            new = piece.starts, piece.values, np.full(len(piece.starts), rank, np.int8)
+            if low < high:
+                for found in _compare(*stretch, piece, rank):
+                    disagreements[found.between, found.first] = found
+                new = _best(stretch, new)
             starts, values, ranks = (
-                np.concatenate((array[:low], new, array[high:])) for array, new in zip(bars, stretch, strict=True)
+                np.concatenate((array[:low], part, array[high:])) for array, part in zip(bars, new, strict=True)
             )
             bars = starts, values, ranks
         record, earlier = piece.record, records.get(piece.record.name)
