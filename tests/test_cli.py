@@ -218,6 +218,13 @@ def test_without_days_it_takes_the_last_months_and_a_run_keeps_the_days_it_began
     assert seen.call_args.args[0] == old and "2024-01-01 to 2024-12-31" in shown.output
 
 
+def test_the_seeded_market_too_is_had_without_days(tmp_path):
+    start, end = last_months(dt.datetime.now(dt.timezone.utc).date())
+    shown = run("map", "--source", "synthetic", "--symbols", "BTCUSDT", "--intervals", "1h", "--json")
+    assert shown.exit_code == 0, shown.output
+    assert f"{start} to {end}" in shown.stderr
+
+
 def test_a_family_of_presets_is_named():
     shown = run("sweep", "--preset", "v7", "--source", "synthetic")
     assert shown.exit_code == 2 and "'v7' may mean v7_classic or v7_seed" in shown.output

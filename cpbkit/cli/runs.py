@@ -87,7 +87,7 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose,
     Stopped at any moment, by Ctrl-C, a lost connection or a kill, the same command goes on from there. Exit code 0
     only when every series has its model.
     """
-    since = time.monotonic()
+    since = _when_started()
     folder = folder or f"runs/{find_preset(given['preset']).preset}"
     begun = _as_begun(folder)
     if is_moving(**given):
@@ -237,6 +237,11 @@ def _sweep(
         click.echo(f"Report: {report}")
     if any(line.status != "done" for line in results):
         raise click.exceptions.Exit(1)
+
+
+def _when_started() -> float:
+    """Return when the command began, monotonic s: until its options are read there is only this process's own work."""
+    return time.monotonic() - time.process_time()
 
 
 def _after(series: int, minutes: float) -> float:
@@ -399,7 +404,7 @@ def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
     from cpbkit.runs.folder import RunFolder
     from cpbkit.runs.sweep import name_refit, plan_refit
 
-    parent, since = RunFolder(folder), time.monotonic()
+    parent, since = RunFolder(folder), _when_started()
     planned = plan_refit(parent, until, from_zero)
     require_consent(planned.own_parts, trust_code, folder)
     experiment, bars = open_own(planned)

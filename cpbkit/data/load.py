@@ -21,7 +21,7 @@ def with_days(experiment: Experiment, today: dt.date, tell: Callable[[str], None
     today: in UTC. tell: hears which days were taken. Errors: CpbkitError for a last day without a first one.
     """
     data = experiment.data
-    if data.source not in ("binance", "yahoo") or data.market == "network" or (data.start and data.end):
+    if data.source not in ("binance", "yahoo", "synthetic") or data.market == "network" or (data.start and data.end):
         return experiment
     if data.end:
         raise CpbkitError(f"start must be a day too, such as 2025-03-01; got end {data.end} alone")
