@@ -173,7 +173,7 @@ class Run:
         """Write a page to look at, a folder of static files, and return a link to it; by default `page` in the run's.
 
         bars: to forecast from, by series; None fetches the newest. public: without any bar, fit to be shown around.
-        Errors: RunError without a finished model; ModuleNotFoundError without the extra `page`.
+        Errors: RunError without a finished model; CpbkitError without the extra `page`.
         """
         from cpbkit.views.site import write_page
 
