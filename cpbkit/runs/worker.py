@@ -1,6 +1,7 @@
 """One unit of work: a stack of series trained and judged, told to whoever runs it as a stream of messages."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -24,7 +25,7 @@ from cpbkit.evaluation.verdicts import OLD, evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
 from cpbkit.runs import stopping
-from cpbkit.runs.clock import Clock
+from cpbkit.runs.clock import Clock, Moment, device_moment
 from cpbkit.runs.folder import BY_HAND, OUT_OF_TIME
 from cpbkit.runs.plan import unit_name
 from cpbkit.runs.trained import TrainedModel
@@ -162,7 +163,8 @@ def shrink(unit: Unit, through: Collection[str], why: str) -> tuple[list[Message
 
 def _work(unit: Unit) -> Iterator[Message]:
     torch.set_num_threads(unit.threads)
-    experiment, training, clock = unit.experiment, unit.experiment.training, Clock()
+    experiment, training = unit.experiment, unit.experiment.training
+    clock = Clock(functools.partial(device_moment, unit.device) if unit.device.startswith("cuda") else Moment)
     begun = saved = time.monotonic()
     left = (unit.deadline - time.time()) / unit.turns if unit.deadline else math.inf
     enough, told = begun + TRAINED_SHARE * left, -math.inf
