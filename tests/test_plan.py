@@ -59,6 +59,18 @@ def test_many_series_on_a_gpu_are_planned_from_the_stacks_that_could_be_tried(mo
     assert max(map(len, units)) == size and sum(map(len, units)) == 100
 
 
+def test_the_workers_of_a_gpu_share_its_memory(monkeypatch):
+    monkeypatch.setattr(module, "_trial", fake(dict.fromkeys(range(1, 25), 0.01), size=10**9))
+    monkeypatch.setattr(module, "free_memory", lambda device: 9e9 / module.MEMORY_SHARE)
+    series = {f"S{i}": walk(f"S{i}", 500) for i in range(24)}
+    largest = {}
+    for places in (["cuda:0"], ["cuda:0"] * 2, ["cuda:0", "cuda:1"]):
+        monkeypatch.setattr(module, "find_places", lambda *_, places=places: places)
+        largest[tuple(places)] = max(map(len, make_plan(EXPERIMENT, series).units))
+    # 6 GB fit into 9, not into the half of 9 less what two processes take of the device.
+    assert list(largest.values()) == [6, 3, 6]
+
+
 def test_a_budget_shortens_patience_or_says_that_nothing_fits(monkeypatch):
     monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 4: 1, 5: 1}))
     experiment = vary(EXPERIMENT, schedule="plateau", patience=20)

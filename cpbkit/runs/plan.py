@@ -24,6 +24,7 @@ TRIAL_SECONDS = 20.0  # unless asked otherwise; a candidate whose steps would ta
 FORWARD_SHARE = 1 / 3  # of a training step that a forward pass takes, by the count of its products
 MEMORY_SHARE = 0.7  # of the free memory that stacks may fill
 PROCESS_BYTES = 3.2e8  # that a process takes before it has a model: Python with torch, pandas and scipy
+CONTEXT_BYTES = 5e8  # of a GPU that each process on it takes for CUDA's context and the libraries' kernels
 PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
@@ -91,8 +92,8 @@ def make_plan(
     wanted = (2, 4, 8, share) if on_cpu else (share // 4, share // 2, share)
     memory.give_back()  # what torch keeps for later would count as taken
     limit = MEMORY_SHARE * free_memory(devices[0])
-    if on_cpu and places > 1:
-        limit = max(0.0, limit - places * PROCESS_BYTES) / places
+    if (sharing := devices.count(devices[0])) > 1:  # all of them on a CPU; on GPUs those of the first, which has most
+        limit = max(0.0, limit - sharing * (PROCESS_BYTES if on_cpu else CONTEXT_BYTES)) / sharing
     longest = sorted(series.values(), key=len, reverse=True)[:share]
     timed = replace(experiment, training=replace(training, steps=steps))
     if training.pooled:
