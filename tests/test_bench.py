@@ -132,6 +132,19 @@ def test_a_preset_tells_what_was_trained_and_what_was_extrapolated(one_core, mon
     assert short["trained_epochs"] == 0 and short["skill"]["predictable"] is None and short["seconds_for_all"] > 0
 
 
+def test_a_preset_is_held_to_the_stated_peak_of_its_chip(monkeypatch):
+    experiment = vary(PRESETS["gru"], batch=64)
+    flops = count_flops(experiment) * 1000
+    assert presets.floor(experiment, 1000, 10.0, "cpu") == {"floor_seconds": None, "mfu": None}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "Tesla T4")
+    found = presets.floor(experiment, 1000, 10.0, "cuda:0")
+    assert found["floor_seconds"] == pytest.approx(flops / 8.1e12) and found["mfu"] == pytest.approx(flops / 8.1e13)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "NVIDIA H200")
+    tf32 = presets.floor(vary(experiment, precision="tf32"), 1000, 10.0, "cuda:0")
+    assert tf32["floor_seconds"] == pytest.approx(flops / 494.5e12), "the sheet states 989 with sparsity"
+    assert presets.floor(vary(experiment, precision="float64"), 1000, 10.0, "cuda:0")["mfu"] is None
+
+
 @pytest.mark.long
 def test_presets_are_measured_beside_each_other_and_told_in_order(monkeypatch):
     monkeypatch.setattr(presets, "QUICK_TRAINING", 0.01)
@@ -273,9 +286,10 @@ def test_indicators_without_ta_lib_say_so(monkeypatch):
 def test_the_doctor_is_scored_through_the_public_door(monkeypatch, tmp_path):
     (tmp_path / "idle.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\nx = 1\n")
     monkeypatch.setattr(doctor, "OWN_LOOPS", tmp_path)
-    monkeypatch.setattr(doctor, "STEPS", 30)
+    monkeypatch.setattr(doctor, "BLOCK", 0.02)
+    monkeypatch.setattr(doctor, "QUICK_PAIRS", 2)
     text = report.render(doctor.bench_doctor(quick=True))
-    assert "0 of 1 faults named" in text and "times as long under the watch" in text
+    assert "0 of 1 faults named" in text and "A training step under the watch" in text
 
 
 def peer_rows(preset="quick"):

@@ -1,6 +1,7 @@
 """`cpbkit bench presets`: which preset to take on this machine, in one table."""
 
 import concurrent.futures
+import math
 import multiprocessing
 import statistics
 import time
@@ -9,13 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cpbkit.bench.market import BARS, make_series
-from cpbkit.bench.sweep import MODELS
+from cpbkit.bench.sweep import MODELS, count_flops
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.hardware import provenance
+from cpbkit.hardware.chips import find_chip
 from cpbkit.hardware.environment import count_cores
 from cpbkit.runs.plan import TRIAL_SECONDS, make_plan
 from cpbkit.runs.worker import Result, Unit, work
@@ -80,6 +82,7 @@ def measure(name: str, models: int, trial_seconds: float, training_seconds: floa
         "model": experiment.model.name,
         "width": experiment.model.width,
         "seconds_an_epoch": epoch,
+        **floor(experiment, models * plan.steps, epoch * len(set(plan.devices)), plan.devices[0]),
         "epochs": plan.epochs,
         "seconds_for_all": plan.seconds,
         "memory": plan.bytes,
@@ -88,6 +91,17 @@ def measure(name: str, models: int, trial_seconds: float, training_seconds: floa
         "trained_seconds": time.perf_counter() - begun,
         "skill": skills(lines, experiment),
     }
+
+
+def floor(experiment: Experiment, steps: int, seconds: float, place: str) -> dict[str, float | None]:
+    """Return the seconds that the arithmetic of so many steps takes at the peak that the GPU's maker states, and its
+    share of the seconds that all GPUs took (MFU); None where no peak is known. The validation is not counted.
+    """
+    chip = find_chip(torch.cuda.get_device_name(place)) if place.startswith("cuda") else None
+    peak = chip.peak(experiment.training.precision) if chip else math.nan
+    least = count_flops(experiment) * steps / peak
+    known = not math.isnan(least)
+    return {"floor_seconds": least if known else None, "mfu": least / seconds if known else None}
 
 
 def skills(lines: Sequence[ResultLine], experiment: Experiment) -> dict:

@@ -205,6 +205,7 @@ def _presets(document: dict) -> list[str]:
         f"Skill: 1 - RMSE over that of the best naive forecast, after {document['training_seconds']:.0f} s of training",
         "or all epochs, on a few seeded series: those that can be forecast a little (limit: what any forecast of the",
         "close could reach), and others. None is shown where not one epoch fits into that time.",
+        "Floor: the arithmetic of an epoch's steps at the peak the GPU's maker states; MFU: its share of an epoch.",
         "",
     ]
     rows = []
@@ -219,6 +220,8 @@ def _presets(document: dict) -> list[str]:
                 row["preset"],
                 f"{row['model']} {row['width']}",
                 duration(row["seconds_an_epoch"]),
+                f"{row['floor_seconds']:.2g} s" if row["floor_seconds"] else "",
+                f"{row['mfu']:.1%}" if row["mfu"] else "",
                 str(row["epochs"]),
                 duration(row["seconds_for_all"]),
                 size(row["memory"]),
@@ -226,15 +229,18 @@ def _presets(document: dict) -> list[str]:
                 *shares,
             ]
         )
-    head = f"preset|model|an epoch of {count}|epochs|all epochs|memory|trained|skill|limit|others"
+    head = f"preset|model|an epoch of {count}|floor|MFU|epochs|all epochs|memory|trained|skill|limit|others"
     return lines + table(head.split("|"), rows)
 
 
 def _doctor(document: dict) -> list[str]:
-    cost = document["cost"]
+    rows = []
+    for cost in document["cost"]:
+        ratios = (f"{c['ratio']:.3f} ({c['low']:.3f} to {c['high']:.3f})" for c in (cost["processor"], cost["wall"]))
+        rows.append([cost["loop"], f"{cost['ms']:.2f}", *ratios, f"{cost['pairs']} pairs of {cost['steps']} steps"])
     return [
-        f"a training step takes {cost['ratio']:.3f} times as long under the watch ({cost['low']:.3f} to "
-        f"{cost['high']:.3f}, {cost['steps']} steps a block, {cost['ms']:.2f} ms each)",
+        "A training step under the watch, in times of one without (95 % interval of the median):",
+        *table(["", "ms", "processor time", "wall time", ""], rows),
         "",
         render_faults(document["rows"]),
     ]

@@ -1,5 +1,6 @@
 """Stated constants of named GPUs: what the maker's data sheet promises, never what was measured here."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -17,8 +18,14 @@ class Chip:
     source: str  # the maker's document
 
     def peak(self, precision: str) -> float:
-        """Return the FLOP a second in a precision, named as torch does."""
-        return self.float16 if precision in ("float16", "bfloat16") else self.float32
+        """Return the FLOP a second in a precision: as torch names it, or tf32; NaN for float64, which is not stated.
+
+        Tensor cores take TF32 at half the rate of float16, from compute capability 8.0 on (data sheets of A100, L4 and
+        H100, without sparsity). bfloat16 is as fast as float16 there, and emulated in float32 before.
+        """
+        new = self.capability >= (8, 0)
+        rates = {"float16": self.float16, "bfloat16": self.float16 if new else self.float32, "float32": self.float32}
+        return (rates | {"tf32": self.float16 / 2 if new else self.float32}).get(precision, math.nan)
 
 
 CHIPS = {
