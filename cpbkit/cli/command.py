@@ -28,6 +28,7 @@ EXTRAS = {
     "arch": "garch",
     "chronos": "zeroshot",
     "jupyterlab": "notebooks",
+    "bokeh": "page",
     "starlette": "serve",
     "uvicorn": "serve",
 }  # by module

@@ -15,9 +15,11 @@ import torch
 
 PERIOD, FIRST_PERIOD = 0.01, 0.004  # s between two looks, on average; the first ones, so that a short loop is seen too
 FIRST = 500  # looks
+COST = 0.007  # of the time that looks may take: where waking up is dear, as in a virtual machine, there are fewer
 # A thread that wants the interpreter gets it after this many seconds. With Python's 5 ms a look falls where torch
-# lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %.
-SWITCH = 1e-5
+# lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %. A thread that
+# waits for it wakes up as often: with 10 us that costs more than the look.
+SWITCH = 1e-4
 OWN, OTHER = "own", ""
 PHASES = ("data", "forward", "backward", "optimiser")
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -130,8 +132,9 @@ class Sampler(threading.Thread):
         self.paused = False
         self.problem = ""  # why it ended early
         self._tail: list[tuple[CallStack, float]] = []  # since the last step
+        self._woken = 0
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._done = False
 
     def run(self) -> None:
         """Look; never raises into the person's program."""
@@ -140,7 +143,10 @@ class Sampler(threading.Thread):
         last = time.perf_counter()
         try:
             # At uneven times: a step of just one period would always be seen at the same line.
-            while not self._done.wait(self._period() * dice.uniform(0.5, 1.5)):
+            while True:
+                time.sleep(self._period() * dice.uniform(0.5, 1.5))  # half of what a wait with a timeout costs
+                if self._done:
+                    break
                 now = time.perf_counter()
                 if not self.paused:
                     stack = self.roles.read(sys._current_frames().get(self.watched))
@@ -148,21 +154,27 @@ class Sampler(threading.Thread):
                         self._tail.append((stack, now - last))
                 last = now
                 self.tick(now)
+                self._woken += 1
         except Exception as error:  # told in the report; the loop it looks at goes on
             self.problem = f"the sampler stopped: {type(error).__name__}: {error}"
         finally:
             sys.setswitchinterval(before)
 
     def _period(self) -> float:
-        return FIRST_PERIOD if self.looks < FIRST else PERIOD
+        """Return the seconds to the next look."""
+        dear = time.thread_time() / COST / max(self._woken, 1)  # of this thread: what its looks took so far
+        return max(dear, FIRST_PERIOD if self.looks < FIRST else PERIOD)
 
-    def end_step(self) -> None:
-        """Count what was seen since the step before."""
+    def end_step(self) -> bool:
+        """Count what was seen since the step before; return whether anything was."""
+        if not self._tail:
+            return False
         with self._lock:
             for stack, seconds in self._tail:
                 self.seen[stack] += seconds
             self.looks += len(self._tail)
             self._tail.clear()
+        return True
 
     def forget(self) -> None:
         """Drop what was seen since the last step."""
@@ -178,5 +190,5 @@ class Sampler(threading.Thread):
 
     def stop(self) -> None:
         """Stop looking, and wait for the thread."""
-        self._done.set()
+        self._done = True
         self.join()

@@ -237,15 +237,15 @@ class Watch:
 
     def _note_step(self, now: float, frame: FrameType) -> None:
         self.steps += 1
+        seen = self._count is None and self._sampler.end_step()
         if self._count is not None:
             self._stop_counting(now)
-        else:
-            self._sampler.end_step()
         if self.steps == 1:
             self._first, self._cpu_first = now, time.thread_time()
             self._sampler.restart()
         self._last = time.perf_counter()
-        self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
+        if seen:  # to ask for it after every step would cost a small one 1 % of its time
+            self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if self.steps & (self.steps - 1) == 0:  # powers of two: ever more rarely
             self._step = self._step or self.roles.read(frame).own
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
