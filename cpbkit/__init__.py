@@ -13,6 +13,7 @@ _DOOR = {  # what stands at the door, and where it lives; loaded when first aske
     "Ray": "runs.executors",
     "Run": "api",
     "TrainedModel": "runs.trained",
+    "audit": "api",
     "compare": "api",
     "diagnose": "gpu_check.doctor",
     "feature": "indicators",

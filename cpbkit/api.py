@@ -22,12 +22,12 @@ from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
-from cpbkit.data.traces import find_traces
+from cpbkit.data.traces import Trace, find_traces
 from cpbkit.errors import NO_ROOM, DataError, RunError, check_name
+from cpbkit.evaluation import leakage
 from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
-from cpbkit.evaluation.leakage import audit, check_overfit
 from cpbkit.evaluation.pooled import gather, pool, say_all
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import check_results
@@ -47,10 +47,11 @@ from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.sweep import name_refit, plan_refit, prepare
 from cpbkit.runs.sweep import sweep as run_sweep
+from cpbkit.runs.table import check_table, suit_tables
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
 from cpbkit.runs.workspace import Workspace
-from cpbkit.windows.series import Series, from_klines, from_table
+from cpbkit.windows.series import Series, Table, to_series
 from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
@@ -151,20 +152,24 @@ class Run:
 
         return Link(write_report(self.folder, out, series=series))
 
-    def retrain(self, series: str = "", **given) -> "Retraining":
+    def retrain(self, series: str = "", *, data: Mapping[str, Bars] | None = None, **given) -> "Retraining":
         """Return a series of this run, by default the one of the best verdict, to be trained again under suspicion.
 
-        given: settings that differ, such as epochs=3. Errors: UnknownName; RunError where it has no verdict.
+        data: the bars or the table again, of a run whose data were given. given: settings that differ, such as
+        epochs=3. Errors: UnknownName; RunError where it has no verdict, or for another table.
         """
-        name = series or self.verdicts().best
-        check_name("series", name, self.series)
+        name = check_name("series", series or self.verdicts().best, self.series)
+        if self.experiment.data.source == "table":
+            if data is None or name not in data:
+                raise DataError(f"the table of {name} was given as a frame; give it again: data={{{name!r}: frame}}")
+            table = Table(name, data[name])
+            check_table(self._folder, table)
+            return Retraining(name, vary(self.experiment, series=(name,), symbols=(name,), **given), table)
         symbol, interval = split_name(name)
         listed = (name,) if self.experiment.data.series else ()  # own bars name each series
         one = vary(self.experiment, symbols=(symbol,), intervals=(interval,), series=listed, **given)
-        klines = load_klines(one)[name]
-        if not isinstance(klines, Klines):
-            raise RunError(f"{name} is a network trace; what is trained again under suspicion must be bars")
-        return Retraining(name, one, klines)
+        bars = load_klines(one) if data is None else from_frames(data)
+        return Retraining(name, one, bars[check_name("series", name, bars)])
 
     def page(
         self, out: str | os.PathLike | None = None, bars: Mapping[str, Bars] | None = None, public: bool = False
@@ -384,13 +389,13 @@ class Retraining:
 
     series: str
     experiment: Experiment
-    klines: Klines
+    data: Klines | Trace | Table
 
     def audit(self, placebos: int = 20) -> pd.DataFrame:
         """Look for leaks: a row per check, with its verdict and the evidence. placebos: how many are judged."""
         one = self.experiment
-        found = audit(self.klines, one.task, refit(one), model=one.model.name, placebos=placebos)
-        return pd.DataFrame([*found, check_overfit(one, self._columns())])
+        found = leakage.audit(self.data, one.task, refit(one), model=one.model.name, placebos=placebos)
+        return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
 
     def plot(self, ahead: int = 1, windows: int = 160):
         """Return the picture of its forecasts `ahead` bars beside the truth, over the last windows of the test."""
@@ -412,7 +417,7 @@ class Retraining:
         return seed_spread(found)
 
     def _columns(self) -> Series:
-        return from_klines(self.klines, self.experiment.task)
+        return to_series(self.data, self.experiment.task)
 
 
 @dataclass(frozen=True, repr=False)
@@ -550,6 +555,25 @@ def window(
     return window_figure(found[name], experiment.task)
 
 
+def audit(
+    preset: str | os.PathLike | Experiment = "quick",
+    *,
+    series: str = "",
+    placebos: int = 20,
+    data: Mapping[str, Bars] | None = None,
+    **given,
+) -> pd.DataFrame:
+    """Look for leaks in one series before a sweep: a row per check, with its verdict and the evidence.
+
+    series: by default the first. placebos: how many are judged; the model is trained so often, and six times more.
+    Takes what `sweep` takes; of a run that is there, `run.retrain(...).audit()`. Errors: as those of its settings.
+    """
+    experiment, _, bars = _settle(preset, data, given)
+    name = check_name("series", series or experiment.series[0], experiment.series)
+    found = (bars or load_klines)(experiment, lambda stage: None)
+    return Retraining(name, experiment, found[name]).audit(placebos)
+
+
 def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HORIZONS, **given) -> Map:
     """Say what can be forecast at all, before a GPU hour is spent: targets x horizons of every series, in closed form.
 
@@ -567,7 +591,7 @@ def _place(runs: str | os.PathLike | Workspace, name: str) -> Path:
 
 def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):
     """Return the experiment that is meant, the data that were given, and what gets its bars where none are fetched."""
-    own: dict[str, Klines | Series] = {}
+    own: dict[str, Klines | Table] = {}
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name not in PLACE
     }
@@ -581,9 +605,8 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
         settings = {"source": "files", **whose, **settings, "files": str(settings["files"])}
     tables = data is not None and not any(is_bars(one) for one in data.values())
     if data is not None and tables:
-        settings = _of_tables(data) | settings | {"source": "table", "series": tuple(data), "symbols": tuple(data)}
-        columns = settings["features"], settings["targets"]
-        own = {name: from_table(name, table, *columns) for name, table in data.items()}
+        settings = suit_tables(data, settings)
+        own = {name: Table(name, table) for name, table in data.items()}
     elif data is not None:
         days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
         own = {**from_frames(data, **days)}
@@ -596,6 +619,9 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
     if experiment.data.source == "files" and experiment.data.market != "network":
         found = open_files(experiment)
         return found.settle(experiment), own, partial(load_klines, found=found)
+    if tables:  # what cannot be is said before a folder is begun
+        for table in own.values():
+            to_series(table, experiment.task)
     return experiment, own, None if data is None else lambda *_: own
 
 
@@ -604,23 +630,12 @@ def is_bars(data: object) -> bool:
     return not isinstance(data, pd.DataFrame) or {"open", "high", "low", "close"} <= {str(c).lower() for c in data}
 
 
-def _of_tables(data: Mapping[str, pd.DataFrame]) -> dict:
-    """Return the settings that suit tables: every column of numbers is forecast, from all of them."""
-    columns = tuple(next(iter(data.values())).select_dtypes("number"))
-    return {
-        "features": columns,
-        "targets": columns,
-        "intervals": ("table",),
-        **{"ranges": (), "weights": (), "repeats": ()},  # a preset's are of columns that a table need not have
-    }
-
-
-def name_run(experiment: Experiment, own: Mapping[str, Klines | Series] | None = None) -> str:
+def name_run(experiment: Experiment, own: Mapping[str, Klines | Table] | None = None) -> str:
     """Name a run after its settings and the data that were given: `quick-3f2a91`; any change gives another name."""
     digest = hashlib.sha256(to_json(experiment).encode())
     for one in (own or {}).values():
-        if isinstance(one, Series):
-            digest.update(data_sha256(one).encode())
+        if isinstance(one, Table):
+            digest.update(data_sha256(to_series(one, experiment.task)).encode())
         else:
             digest.update(pd.util.hash_pandas_object(one.frame).to_numpy().tobytes())
     return f"{experiment.preset}-{digest.hexdigest()[:6]}"

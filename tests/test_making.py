@@ -14,7 +14,7 @@ from cpbkit.config.experiment import Task
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, DataError
 from cpbkit.evaluation import making
-from cpbkit.windows.series import from_klines
+from cpbkit.windows.series import Table, from_klines
 
 HONEST = """
     import numpy as np
@@ -151,14 +151,59 @@ def test_a_finished_column_is_never_ok_and_one_that_tells_too_much_is_an_alarm(b
     assert making.note_finished(bars, Task()) == []
 
 
+@pytest.fixture(scope="module")
+def load():
+    """What a city draws each hour: it follows the temperature of the hour before, the clock and itself."""
+    rng, hours = np.random.default_rng(0), np.arange(1200)
+    index = pd.date_range("2025-01-01", periods=len(hours), freq="h", name="time")
+    temperature, load = np.zeros((2, len(hours)))
+    for t in hours[1:]:
+        temperature[t] = 0.95 * temperature[t - 1] + rng.normal()
+        load[t] = 0.9 * load[t - 1] + 0.3 * temperature[t - 1] + rng.normal()
+    day = (hours % 24 >= 8) * (hours % 24 < 20)
+    return pd.DataFrame({"load": 50 + 5 * day + load, "temperature": temperature, "day": day.astype(float)}, index)
+
+
+def table_task(frame, *features):
+    return Task(features=(*frame, *features), targets=("load",), target_weights=(1.0,), context=24, horizon=4)
+
+
+@pytest.mark.parametrize(
+    "name", ["the next bar", "a zero-phase filter", "a centred mean", "a mean from tomorrow's end"]
+)
+def test_a_leak_of_a_table_is_caught_as_a_function_and_as_a_column(load, file, name):
+    from scipy import signal
+
+    leak = LEAKS[name].replace("close", "load")
+    source = f"import numpy as np\nfrom scipy import signal\ndef leak(bars):\n    return {leak}\n"
+    task = table_task(load, f"{file(source)}:leak")
+    found = making.check_making(Table("city", load), task)
+    assert found.verdict == "FAIL" and found.evidence.startswith("`mine.py:leak` of row ")
+    spoilt = load.assign(mystery=np.asarray(eval(leak, {"bars": load, "np": np, "signal": signal}))).dropna()
+    (note,) = making.note_finished(Table("city", spoilt), table_task(spoilt))
+    assert note.verdict == "NOTE" and note.evidence.startswith("load, temperature, day, mystery came finished with")
+    alarm = making.check_telling(Table("city", spoilt), table_task(spoilt))
+    assert alarm.verdict == "FAIL" and "`mystery` ranks what the past of `load` leaves open" in alarm.evidence
+
+
+def test_honest_columns_and_functions_of_a_table_raise_no_alarm(load, file):
+    source = "def mean(table):\n    return table['load'].rolling(9).mean()\n"
+    task = table_task(load, f"{file(source)}:mean")
+    for frame in (load, load.reset_index(drop=True)):  # with times, and in even steps
+        made, told = making.check_making(Table("city", frame), task), making.check_telling(Table("city", frame), task)
+        assert made.verdict == "OK" and made.evidence.startswith("1 columns are made anew"), made
+        assert told.verdict == "OK", told
+    assert making.check_making(Table("city", load), table_task(load)).verdict == "NOTE"
+
+
 def test_spots_lie_around_gaps_days_and_ends(bars):
-    spots = making.choose_spots(bars.frame.index)
+    spots = making.choose_spots(bars.frame)
     last = len(bars.frame) - 2
     assert {0, 1, 2, 98, 99, 100, 155, 156, 157, last - 1, last} <= set(spots)  # 100 is the first row after a gap
     midnight = int(np.flatnonzero(bars.frame.index.hour == 0)[3])
     assert {midnight - 2, midnight - 1, midnight} <= set(spots)
     long = pd.date_range("2020-01-01", periods=40_000, freq="1h", tz="UTC")
-    assert len(making.choose_spots(long)) < 500
+    assert len(making.choose_spots(pd.DataFrame(index=long))) < 500
     assert {time for time in bars.frame.index[spots].hour} == set(range(24))
 
 

@@ -12,10 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import cpbkit as cpb
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
-from cpbkit.errors import CpbkitError, DataError, UnknownName
+from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
+from cpbkit.evaluation import leakage
 from cpbkit.evaluation.leakage import autoregression
 from cpbkit.models import zoo
 from cpbkit.runs.table import compare, plan_series, run_series, train_and_judge
@@ -220,3 +222,38 @@ def test_a_missing_value_is_told_with_its_place_and_can_be_left_out(tmp_path):
     assert "--drop-missing" in CliRunner().invoke(cpbkit, list(map(str, wish))).output
     shown = CliRunner().invoke(cpbkit, [*map(str, wish), "--drop-missing"])
     assert shown.exit_code == 0 and "no window crosses one of the 1 gaps" in shown.output
+
+
+def test_a_run_on_a_table_is_audited_from_python_and_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(leakage, "check_calibration", lambda: [])  # of series of its own
+    frame, told = table(500, columns=2), {"context": 8, "horizon": 2, "targets": ("c0",)}
+    run = cpb.sweep("ridge_ar", data={"load": frame}, folder=tmp_path / "run", quiet=True, executor="local", **told)
+    found = run.retrain(data={"load": frame}).audit(placebos=2).set_index("check")
+    assert "FAIL" not in set(found["verdict"]) and found.loc["finished columns", "verdict"] == "NOTE"
+    assert found.loc[["scaler and windows know no future", "placebos, c0"], "verdict"].tolist() == ["OK", "OK"]
+    with pytest.raises(DataError, match=r"was given as a frame; give it again: data=\{'load': frame\}"):
+        run.retrain()
+    with pytest.raises(RunError, match=r"load must be the table that .* was trained on.*other rows or values"):
+        run.retrain(data={"load": frame + 1})
+
+    spoilt = frame.assign(next=frame["c0"].shift(-1)).dropna()
+    spoilt.rename_axis("time").to_csv(tmp_path / "city.csv")
+    frame.rename_axis("time").to_csv(tmp_path / "anything.csv")
+    settings = [f"--set={name}={value}" for name, value in (told | {"targets": "c0"}).items()]
+    wish = ["audit", "--placebos", "2", "--json", "--table", str(tmp_path / "city.csv")]
+    shown = CliRunner().invoke(cpbkit, [*wish, "--preset", "ridge_ar", *settings])
+    leak = {one["check"]: one["verdict"] for one in json.loads(shown.stdout)["city"]}
+    assert shown.exit_code == 1 and leak["no feature tells too much"] == "FAIL"
+    assert "load must be the table" in CliRunner().invoke(cpbkit, [*wish, str(tmp_path / "run")]).output
+    shown = CliRunner().invoke(cpbkit, [*wish[:-1], str(tmp_path / "anything.csv"), str(tmp_path / "run")])
+    assert shown.exit_code == 0, shown.output
+    assert list(json.loads((tmp_path / "run" / "audit.json").read_text())) == ["load"]
+    assert "leave out --symbols" in CliRunner().invoke(cpbkit, [*wish, "--symbols", "BTC"]).output
+
+
+def test_a_table_is_audited_before_any_sweep(monkeypatch):
+    monkeypatch.setattr(
+        leakage, "audit", lambda data, task, *_, **given: [leakage.Finding(data.name, "OK", str(given))]
+    )
+    found = cpb.audit("ridge_ar", data={"load": table(500)}, placebos=7, context=8, horizon=2)
+    assert found["check"].tolist() == ["load", "overfit one batch"] and "'placebos': 7" in found["evidence"][0]

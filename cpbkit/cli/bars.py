@@ -19,6 +19,7 @@ from cpbkit.cli.command import (
     show,
     status_line,
     which_bars,
+    which_rows,
     which_source,
 )
 from cpbkit.config.experiment import COINS
@@ -302,7 +303,6 @@ _cache_command("remove", "Remove files, and list them.")
 )
 @click.argument("file", type=click.Path())
 @click.option("--model", default="dlinear", show_default=True, help="A preset, or persistence.")
-@click.option("--time", metavar="COLUMN", help="Where the times are.  [default: the first that holds times]")
 @click.option("--columns", callback=names, help="What is forecast, from itself.  [default: every column of numbers]")
 @click.option("--context", type=click.IntRange(1), default=336, show_default=True, help="Rows in.")
 @click.option("--horizon", type=click.IntRange(1), default=96, show_default=True, help="Rows out.")
@@ -313,10 +313,7 @@ _cache_command("remove", "Remove files, and list them.")
 @click.option(
     "--drop-last", type=click.IntRange(0), default=0, help="Also without the last incomplete batch of this size."
 )
-@click.option(
-    "--drop-missing", is_flag=True, help="Leave out rows with a missing value; no window crosses their place."
-)
-@click.option("--slide-over-gaps", is_flag=True, help="Take rows as even steps, whatever their times.")
+@which_rows
 @change_settings
 @as_json
 def series(
@@ -342,8 +339,7 @@ def series(
     from cpbkit.runs.table import plan_series, run_series
 
     table = read_table(file, time, columns)
-    if drop_missing:
-        table = table.dropna()
+    table = table.dropna() if drop_missing else table
     tenth = len(table) // 10
     settings = merge_settings(settings, epochs=epochs)
     experiment = plan_series(model, table.columns, context, horizon, scale, settings)

@@ -253,6 +253,13 @@ which_source = _options(
         help="Of your own bars: its halts and listings count.  [default: what the files' names say]",
     ),
 )
+which_rows = _options(
+    click.option("--time", metavar="COLUMN", help="Where the times are.  [default: the first that holds times]"),
+    click.option(
+        "--drop-missing", is_flag=True, help="Leave out rows with a missing value; no window crosses their place."
+    ),
+    click.option("--slide-over-gaps", is_flag=True, help="Take rows as even steps, whatever their times."),
+)
 any_setting = click.option(
     "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
 )

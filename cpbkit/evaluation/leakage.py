@@ -16,6 +16,7 @@ import torch
 
 from cpbkit.config.experiment import Experiment, Task
 from cpbkit.data.klines import Klines
+from cpbkit.data.traces import Trace
 from cpbkit.evaluation import baselines
 from cpbkit.evaluation.backtest import Forecaster
 from cpbkit.evaluation.calibration import Cell
@@ -24,7 +25,7 @@ from cpbkit.evaluation.metrics import echo_lag
 from cpbkit.evaluation.poison import Column, Finding, Pipeline, check_future
 from cpbkit.evaluation.verdicts import TOO_FEW, Judgement, judge_heads, verdicts
 from cpbkit.training.loop import assemble, loss_per_model
-from cpbkit.windows.series import Series, from_klines
+from cpbkit.windows.series import Series, Table, times_of, to_series
 from cpbkit.windows.splits import Splits, split
 from cpbkit.windows.windows import Windows
 
@@ -39,12 +40,12 @@ MOST_SKILL = 0.10
 PHI = 0.3  # of the autoregressions that every verdict must find
 
 
-def whole_way(klines: Klines, task: Task, forecaster: Forecaster | None = None) -> Pipeline:
+def whole_way(data: Klines | Trace | Table, task: Task, forecaster: Forecaster | None = None) -> Pipeline:
     """Return the kit's own way of the data as a pipeline over the frame: features, scaler, windows, and forecasts."""
 
     def pipeline(frame: pd.DataFrame) -> dict[str, Column]:
-        series = from_klines(dataclasses.replace(klines, frame=frame), task)
-        rows = frame.index.get_indexer(pd.DatetimeIndex(series.times, tz="UTC"))
+        series = to_series(replace(data, frame=frame), task)
+        rows = np.searchsorted(times_of(frame), series.times)
         splits = split(series, task)
         found = {f"feature {name}": Column(series.inputs[:, c], rows) for c, name in enumerate(series.features)}
         for k, name in enumerate(series.targets):
@@ -101,8 +102,21 @@ def phase_shuffle(values: np.ndarray, seed: int) -> np.ndarray:
     return np.fft.irfft(spectrum * turns, len(values))
 
 
-def make_placebo(klines: Klines, seed: int) -> Klines:
-    """Return bars whose closes have phase-shuffled log returns; the shapes and volumes of the bars are shuffled."""
+def make_placebo(data: Klines | Trace | Table, seed: int) -> Klines | Trace | Table:
+    """Return data with nothing to find: of a table the same steps from row to row in another order, of bars see below.
+
+    The closes of bars have phase-shuffled log returns; their shapes and volumes are shuffled. A table's own spectrum
+    would be no placebo: a long context finds seasons in it that ridge_ar's 48 rows do not.
+    """
+    if isinstance(data, Klines):
+        return _shuffle_bars(data, seed)
+    values = data.frame.to_numpy(np.float64)
+    steps = np.random.default_rng(seed).permutation(np.nan_to_num(np.diff(values, axis=0)))
+    walked = np.nan_to_num(values[:1]) + np.concatenate([np.zeros_like(values[:1]), steps.cumsum(axis=0)])
+    return replace(data, frame=pd.DataFrame(walked, data.frame.index, data.frame.columns))
+
+
+def _shuffle_bars(klines: Klines, seed: int) -> Klines:
     frame, rng = klines.frame, np.random.default_rng(seed)
     opens, highs, lows, closes = (np.log(frame[c].to_numpy()) for c in ("open", "high", "low", "close"))
     drawn = rng.permutation(len(frame))
@@ -228,11 +242,11 @@ def check_calibration(
     ]
 
 
-def check_skill(head: str, judgement: Judgement, synthetic: bool) -> Finding:
-    """Raise an alarm at a skill that no market gives; on made-up bars any share may have been planted."""
+def check_skill(head: str, judgement: Judgement, is_market: bool) -> Finding:
+    """Raise an alarm at a skill that no market gives; of tables and made-up bars no bound is known."""
     name, skill = f"believable skill, {head}", judgement.skill
     evidence = f"{100 * skill:+.2f} % against {judgement.best_baseline}"
-    if head != "price" or synthetic or not judgement.is_enough:
+    if head != "price" or not is_market or not judgement.is_enough:
         return Finding(name, "NOTE", f"{evidence}; no bound is known for it")
     if skill > MOST_SKILL:
         said = f"{evidence}, above {100 * MOST_SKILL:g} %: no liquid market leaves so much to know"
@@ -251,17 +265,17 @@ def check_promises(cells: Iterable[Cell]) -> list[Finding]:
 
 
 def audit(
-    klines: Klines, task: Task, forecaster: Forecaster, *, model: str = "", placebos: int = PLACEBOS
+    data: Klines | Trace | Table, task: Task, forecaster: Forecaster, *, model: str = "", placebos: int = PLACEBOS
 ) -> list[Finding]:
     """Run every check over the kit's own way of the data, with a model that is trained anew each time it is asked.
 
     forecaster: as `cpbkit.evaluation.backtest.refit` makes one; it is called 6 + placebos times.
     model: the baseline that it is, if any.
     """
-    series = from_klines(klines, task)
+    series = to_series(data, task)
     splits = split(series, task)
-    raw, horizon = klines.frame, task.horizon
-    rows = raw.index.get_indexer(pd.DatetimeIndex(series.times, tz="UTC"))
+    raw, horizon, is_market = data.frame, task.horizon, isinstance(data, Klines) and not series.synthetic
+    rows = np.searchsorted(times_of(raw), series.times)
     # The end of validation, since nothing after it may touch the training; and the middle of test, where half of
     # the forecasts have been made and the truths of the last of them are garbage.
     spots = rows[[splits.bounds["validation"][1] - 1, splits.test[len(splits.test) // 2]]]
@@ -273,17 +287,17 @@ def audit(
 
     def judge_placebo(seed: int, head: str) -> Judgement:
         if seed not in judged:
-            judged[seed] = _judge(from_klines(make_placebo(klines, seed), task), task, forecaster, model)
+            judged[seed] = _judge(to_series(make_placebo(data, seed), task), task, forecaster, model)
         return judged[seed][head]
 
     return [
-        check_making(klines, task),
-        *note_finished(klines, task),
-        check_telling(klines, task),
-        check_future(whole_way(klines, task), raw, check="scaler and windows know no future"),
-        check_future(whole_way(klines, task, forecaster), raw, spots, "training and forecasts know no future"),
+        check_making(data, task),
+        *note_finished(data, task),
+        check_telling(data, task),
+        check_future(whole_way(data, task), raw, check="scaler and windows know no future"),
+        check_future(whole_way(data, task, forecaster), raw, spots, "training and forecasts know no future"),
         check_splits({p: getattr(splits, p) for p in ("train", "validation", "test")}, task.context, horizon),
-        *(check_skill(head, judgement, series.synthetic) for head, judgement in real.items()),
+        *(check_skill(head, judgement, is_market) for head, judgement in real.items()),
         *(
             check_placebo(partial(judge_placebo, head=head), placebos, judgement.skill, f"placebos, {head}")
             for head, judgement in real.items()

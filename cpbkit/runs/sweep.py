@@ -35,12 +35,12 @@ from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, shrink, work
 from cpbkit.texts import redact
 from cpbkit.training import checkpoint
-from cpbkit.windows.series import Series, from_klines, from_trace
+from cpbkit.windows.series import Series, Table, to_series
 from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
 # Gets the bars of an experiment by series, and tells what it is doing.
-Load: TypeAlias = Callable[[Experiment, Callable[[str], None]], Mapping[str, Klines | Trace | Series]]
+Load: TypeAlias = Callable[[Experiment, Callable[[str], None]], Mapping[str, Klines | Trace | Table]]
 # At most, while anything is heard, between two words left for `cpbkit status` and two looks for `cpbkit stop`.
 STATUS_SECONDS = 1.0
 
@@ -354,18 +354,14 @@ def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[s
 
 
 def prepare(
-    experiment: Experiment, bars: Mapping[str, Klines | Trace | Series]
+    experiment: Experiment, bars: Mapping[str, Klines | Trace | Table]
 ) -> tuple[dict[str, Series], dict[str, str]]:
     """Return the series that can be trained, and why the others cannot."""
     series: dict[str, Series] = {}
     failed: dict[str, str] = {}
     for name in (name for name in experiment.series if name in bars):
         try:
-            one = bars[name]
-            if isinstance(one, Trace):
-                one = from_trace(one, experiment.task)
-            elif isinstance(one, Klines):
-                one = from_klines(one, experiment.task)
+            one = to_series(bars[name], experiment.task)
             for fold in folds(experiment.task, experiment.training.folds):
                 split(fold.cut(one), fold.task)
             series[name] = one
@@ -436,12 +432,12 @@ def _keep(
     run: RunFolder,
     state: State,
     line: ResultLine,
-    bars: Mapping[str, Klines | Trace | Series],
+    bars: Mapping[str, Klines | Trace | Table],
     model: bytes | None = None,
     losses: bytes | None = None,
 ) -> None:
     origin = bars[line.series]
-    if not isinstance(origin, Series):
+    if not isinstance(origin, Table):
         line = replace(line, passport=origin.passport.to_dict())
     run.finish(line, model, losses)
     state.add(line)

@@ -14,14 +14,15 @@ from torch import nn
 
 from cpbkit.config.experiment import Experiment, Model, vary
 from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS
-from cpbkit.errors import CpbkitError, check_name
+from cpbkit.errors import CpbkitError, RunError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
-from cpbkit.runs.worker import Result, Unit, work
+from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.worker import Result, Unit, data_sha256, work
 from cpbkit.training.alone import train_alone
 from cpbkit.training.loop import assemble
 from cpbkit.training.precision import precision
-from cpbkit.windows.series import Series, from_table
+from cpbkit.windows.series import Series, Table, from_table, to_series
 from cpbkit.windows.splits import split, split_rows
 from cpbkit.windows.windows import Windows
 
@@ -64,6 +65,24 @@ class SeriesResult:
     def to_dict(self) -> dict:
         """Return plain JSON types."""
         return dataclasses.asdict(self)
+
+
+def suit_tables(data: Mapping[str, pd.DataFrame], settings: Mapping) -> dict[str, Any]:
+    """Return settings that suit tables, by series, and those given: every column of numbers is forecast, from all."""
+    columns = tuple(next(iter(data.values())).select_dtypes("number"))
+    suited = {"source": "table", "series": tuple(data), "symbols": tuple(data), "intervals": ("table",)}
+    suited |= {"features": columns, "targets": columns}
+    suited |= {"ranges": (), "weights": (), "repeats": ()}  # a preset's are of columns that a table need not have
+    suited |= settings
+    return {"target_weights": (1.0,) * len(suited["targets"]), **suited}
+
+
+def check_table(run: RunFolder, table: Table) -> None:
+    """Raise RunError for a table that is not the one which a run was trained on."""
+    known = {line.series: line.data_sha256 for line in run.results()}.get(table.name, "")
+    if known != data_sha256(to_series(table, run.experiment.task)):
+        why = "it has other rows or values" if known else f"that run has {', '.join(run.experiment.series)}"
+        raise RunError(f"{table.name} must be the table that {run.folder} was trained on, row by row; {why}")
 
 
 def plan_series(

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit import indicators
+from cpbkit.config import own
 from cpbkit.config.experiment import OHLC, Task
 from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, split_name
 from cpbkit.data.traces import Trace
@@ -61,6 +62,33 @@ class Series:
         return self.levels[ahead] - self.anchors[origins][:, None]
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table of a person's own, one series: its columns of numbers by time, or in even steps."""
+
+    name: str
+    frame: pd.DataFrame
+
+    def __post_init__(self):
+        object.__setattr__(self, "frame", self.frame.select_dtypes(["number", "bool"]))
+
+
+def to_series(data: Klines | Trace | Table, task: Task) -> Series:
+    """Build the columns of a task from whatever holds its raw rows. Errors: DataError, UnknownName."""
+    if isinstance(data, Klines):
+        return from_klines(data, task)
+    if isinstance(data, Trace):
+        return from_trace(data, task)
+    return from_table(data.name, data.frame, task.features, task.targets)
+
+
+def times_of(frame: pd.DataFrame) -> np.ndarray:
+    """Return the times of rows, (N,) datetime64[ns] in UTC; those of rows without any are a second apart."""
+    if isinstance(frame.index, pd.DatetimeIndex):
+        return frame.index.tz_localize(None).to_numpy("datetime64[ns]")
+    return np.datetime64(0, "ns") + np.arange(len(frame)) * np.timedelta64(1, "s")
+
+
 def from_klines(klines: Klines, task: Task) -> Series:
     """Build the columns of a task from klines; warm-up rows and rows that are not finite are cut.
 
@@ -70,10 +98,10 @@ def from_klines(klines: Klines, task: Task) -> Series:
     kinds = [TARGETS[check_name("target", target, TARGETS)] for target in task.targets]
     frame = klines.frame
     columns = list(dict.fromkeys([*task.features, *(column for column, _, _ in kinds), "log_close"]))
-    own = [column for column in columns if column in frame and not indicators.is_indicator(column)]
-    table = indicators.compute(frame, [column for column in columns if column not in own])
-    if own:
-        table = table.join(frame[own])
+    finished = [column for column in columns if column in frame and not indicators.is_indicator(column)]
+    table = indicators.compute(frame, [column for column in columns if column not in finished])
+    if finished:
+        table = table.join(frame[finished])
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.column_stack(
             [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]
@@ -90,7 +118,7 @@ def from_klines(klines: Klines, task: Task) -> Series:
         )
     return Series(
         name=name,
-        times=frame.index.tz_localize(None).to_numpy("datetime64[ns]")[finite],
+        times=times_of(frame)[finite],
         step_seconds=INTERVAL_SECONDS[split_name(name)[1]],
         inputs=inputs[finite],
         features=task.features,
@@ -111,11 +139,14 @@ def from_trace(trace: Trace, task: Task) -> Series:
 def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets: Sequence[str]) -> Series:
     """Build a series from any time series table; its targets are forecast in their own unit.
 
-    Errors: DataError for a table without an even step, or with values that are not finite.
+    A feature is a column, or a function of the table, `mine.py:name`, whose warm-up rows are cut.
+    Errors: DataError for columns with values that are not finite, and for functions that give no row.
     """
-    for column in (*features, *targets):
+    functions = [feature for feature in features if own.is_own(feature)]
+    columns = [column for column in dict.fromkeys([*features, *targets]) if column not in functions]
+    for column in columns:
         check_name("column", column, table.columns)
-    values = table[list(dict.fromkeys([*features, *targets]))]
+    values = table[columns]
     finite = np.isfinite(values.to_numpy(np.float64))
     if not finite.all():
         (row, column), bad = np.argwhere(~finite)[0], np.sum(~finite.all(axis=1))
@@ -124,17 +155,20 @@ def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets:
             f"{values.columns[column]} at {values.index[row]}. Left out, no window crosses their place: "
             "--drop-missing, in Python frame.dropna()"
         )
-    if isinstance(table.index, pd.DatetimeIndex):
-        times = table.index.tz_localize(None).to_numpy("datetime64[ns]")
-    else:
-        times = np.datetime64(0, "ns") + np.arange(len(table)) * np.timedelta64(1, "s")
+    times = times_of(table)
     step = np.diff(times).astype(np.int64)
-    levels = table[list(targets)].to_numpy(np.float64)
+    if functions:
+        values = pd.concat([values, indicators.compute(table, functions)], axis=1)
+        warm = np.isfinite(values.to_numpy(np.float64)).all(axis=1)
+        if not warm.any():
+            raise DataError(f"{name}: no row has all of {', '.join(functions)}; got {len(table)} rows")
+        values, times = values[warm], times[warm]
+    levels = values[list(targets)].to_numpy(np.float64)
     return Series(
         name=name,
         times=times,
         step_seconds=float(np.median(step)) / SECOND_NS if len(step) else 1,
-        inputs=table[list(features)].to_numpy(np.float64),
+        inputs=values[list(features)].to_numpy(np.float64),
         features=tuple(features),
         levels=levels,
         anchors=levels,
