@@ -29,7 +29,7 @@ from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.pooled import gather, pool, say_all
-from cpbkit.evaluation.results import ResultLine
+from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
     Verdict,
@@ -135,6 +135,7 @@ class Run:
         losses, _ = gather([line.series for line in results if line.test], self._folder.losses)
         lines += say_all(losses, {head: pool(parts) for head, parts in losses.items()}).values()
         lines += say_quantiles(results).values()
+        lines += [MADE_UP] * any(line.synthetic for line in results)
         return Verdicts(verdict_table(by_head), tuple(lines), results)
 
     def plot(self):
@@ -177,7 +178,7 @@ class Run:
         """Write a page to look at, a folder of static files, and return a link to it; by default `page` in the run's.
 
         bars: to forecast from, by series; None fetches the newest. public: without any bar, fit to be shown around.
-        Errors: RunError without a finished model; ModuleNotFoundError without the extra `page`.
+        Errors: RunError without a finished model; CpbkitError without the extra `page`.
         """
         from cpbkit.views.site import write_page
 
@@ -294,7 +295,7 @@ class Verdicts:
     """The verdict of each model, the best first; shown as a styled table in a notebook."""
 
     table: pd.DataFrame
-    headlines: tuple[str, ...]  # one for each head
+    headlines: tuple[str, ...]  # of each head, of all series at once, and that the data are synthetic where they are
     results: list[ResultLine] = field(default_factory=list)  # the ledger that they were read from
 
     @property
@@ -351,7 +352,8 @@ class Comparison:
     def to_dict(self) -> dict:
         """Return plain JSON types."""
         tables = {name: getattr(self, name) for name in ("runs", "pairs", "best", "seeds")}
-        return {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        found = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        return found | {"notes": list(self.notes)}
 
     def __str__(self) -> str:
         shown = [self.seeds, self.runs, self.pairs, self.best.reindex(columns=BEST) if len(self.best) else self.best]

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from unittest.mock import Mock
 
 import click
@@ -19,6 +20,7 @@ from conftest import ROOT
 from test_report import write_run
 from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
+import cpbkit as cpb
 from benchmarks.archive_server import make_rows, milliseconds, serving
 from cpbkit.cli.command import Commands, experiment_of, status_line
 from cpbkit.cli.main import cpbkit
@@ -390,6 +392,9 @@ def test_a_run_goes_on_tomorrow_with_the_days_that_it_began_with(tmp_path, monke
     monkeypatch.setattr("cpbkit.cli.command.today", lambda: dt.date(2025, 3, 13))
     shown = run(*wish)
     assert shown.exit_code == 0 and "1 of 1 were done already" in shown.stderr
+    (row,) = json.loads(shown.stdout)["verdicts"]
+    told = run("verdict", tmp_path / "run")
+    assert row["p"] is None and told.exit_code == 0 and "TOO FEW TO TELL" in told.output, "a table without any p"
 
 
 def test_all_own_files_that_are_there_are_listed_and_swept(tmp_path):
@@ -552,6 +557,36 @@ def test_sweep_ends_with_the_verdicts(swept):
     told = json.loads(run("verdict", folder, "--json").output)
     assert {row["series"] for row in told["verdicts"]} == {"BTCUSDT_1h", "ETHUSDT_1h"} and not told["trouble"]
     assert all(row["verdict"] in shown.output for row in told["verdicts"])
+    assert told["synthetic"] and "SYNTHETIC" in shown.output, "what reads this alone takes it for no market's"
+
+
+def test_the_verdicts_of_real_bars_are_not_said_to_be_synthetic(tmp_path):
+    real, made_up = (
+        write_run(tmp_path / str(synthetic), made_up_results(synthetic=synthetic)) for synthetic in (False, True)
+    )
+    assert not json.loads(run("verdict", real, "--json").output)["synthetic"]
+    assert ["SYNTHETIC" in run("verdict", folder).output for folder in (real, made_up)] == [False, True]
+    assert ["SYNTHETIC" in str(cpb.open_run(folder).verdicts()) for folder in (real, made_up)] == [False, True]
+
+
+def test_what_coding_agents_are_told_is_so(swept, tmp_path, monkeypatch):
+    """The lines of Python run on a run of that name, and the folders, files and parameters are there."""
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/small").symlink_to(swept[0])
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(
+        r"((?:^(?:    .*)?\n)*    import cpbkit as cpb\n(?:^(?:    .*)?\n)*)", text, flags=re.MULTILINE
+    )
+    exec(textwrap.dedent(block), {})
+    named = re.findall(r"\b(?:docs|tests|notebooks|\.ci)/[\w./-]*\w|\bREADME\.md", text)
+    assert len(named) > 6 and all((ROOT / name).exists() for name in named)
+    for notebook, given in re.findall(r"papermill (notebooks/\S+) \S+((?: -p \S+ \S+)+)", text):
+        cells = json.loads((ROOT / notebook).read_text(encoding="utf-8"))["cells"]
+        (parameters,) = ("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
+        assert all(re.search(rf"^{name} = ", parameters, flags=re.MULTILINE) for name in given.split()[1::3]), given
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert {"test", "test-long"} <= set(re.findall(r"`make ([\w-]+)`", text)) <= set(targets)
 
 
 def test_a_run_that_is_done_is_left_alone(swept):

@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import sys
 import threading
 
 import pandas as pd
@@ -11,7 +12,7 @@ import pytest
 import cpbkit as cpb
 from cpbkit.data.klines import Incomplete
 from cpbkit.data.synthetic import make_market
-from cpbkit.errors import RunError
+from cpbkit.errors import CpbkitError, RunError
 from cpbkit.evaluation import past
 from cpbkit.runs import trained
 from cpbkit.views.site import CANDLES, Site
@@ -69,6 +70,13 @@ def test_a_folder_of_something_else_is_left_alone_and_an_earlier_page_is_not(rec
     before = (pages[False].parent / "site.js").stat().st_mtime_ns
     recent_run.page(pages[False].parent)
     assert (pages[False].parent / "site.js").stat().st_mtime_ns > before
+
+
+def test_a_page_without_the_library_that_draws_says_what_to_install(recent_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(CpbkitError, match=r'bokeh, which is not installed: pip install "cpbkit\[page\]"'):
+        recent_run.page(tmp_path / "page")
+    assert not (tmp_path / "page").exists()
 
 
 def test_the_page_shows_what_can_be_forecast_and_says_why_the_rest_is_missing(recent_run, tmp_path, caplog):

@@ -28,7 +28,6 @@ EXTRAS = {
     "arch": "garch",
     "chronos": "zeroshot",
     "jupyterlab": "notebooks",
-    "bokeh": "page",
     "starlette": "serve",
     "uvicorn": "serve",
 }  # by module

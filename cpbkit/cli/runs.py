@@ -31,7 +31,7 @@ from cpbkit.cli.command import (
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
-from cpbkit.evaluation.results import ResultLine
+from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.quantities import duration, standing
 from cpbkit.texts import printable
 
@@ -271,15 +271,18 @@ def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
     heads |= say_all(losses, together)
     heads |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
     heads |= say_quantiles(results)
+    synthetic = any(line.synthetic for line in results)
     document = {
         "run": str(folder),
         "models": len(results),
+        "synthetic": synthetic,
         "headlines": heads,
         "pooled": {head: dataclasses.asdict(pooled) for head, pooled in together.items()},
         "trouble": trouble,
         "verdicts": json.loads(table.to_json(orient="records")),
     }
-    show(document, as_json, lambda: "\n".join(filter(None, [_verdict_text(table), *trouble, *heads.values()])))
+    told = [*trouble, *heads.values(), *[MADE_UP] * synthetic]
+    show(document, as_json, lambda: "\n".join(filter(None, [_verdict_text(table), *told])))
 
 
 def _verdict_text(table) -> str:
@@ -295,10 +298,10 @@ def _verdict_text(table) -> str:
         for skill, low, high in zip(table["skill %"], table["low %"], table["high %"], strict=True)
     ]
     shown["against"] = table["best baseline"]
-    shown["p"] = table["p"].map("{:.3f}".format, na_action="ignore").fillna("")
+    shown["p"] = table["p"].map("{:.3f}".format, na_action="ignore").astype(object).fillna("")  # all may be NaN
     shown["persistence %"] = table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore")
     for name, form in (("direction %", "{:.1f}"), ("IC", "{:+.3f}"), ("fee bp", "{:.1f}")):
-        shown[name] = table[name].astype(object).map(form.format, na_action="ignore").fillna("")
+        shown[name] = table[name].map(form.format, na_action="ignore").astype(object).fillna("")
     for name in ("rmse", "baseline rmse"):
         shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
     width = shutil.get_terminal_size().columns

@@ -26,7 +26,7 @@ from pandas.io.parsers import TextParser
 from pyarrow import ipc
 
 from cpbkit.data import times
-from cpbkit.data.unpack import PACKED, check_methods, unpack, unzip
+from cpbkit.data.unpack import PACKED, PIECE, NotUnpacked, check_methods, unpack, unzip
 from cpbkit.errors import DataError, check_name
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ ROWS = 2_000_000  # that any Parquet or feather file may hold; more, if it is la
 JSON_DEPTH = 6
 JSON_SIZE = 128 << 20  # bytes; parsed it takes ten times as much
 COLUMNS = 10_000  # of any table: 1,500 tickers side by side have fewer
-LINE = 1 << 20  # bytes of which some line must end
 FOOTER = 16 << 20  # bytes of what a Parquet file tells of itself: columns, row groups, what pandas noted
 NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as much
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
@@ -121,16 +120,16 @@ def _check_early(file: BinaryIO, path: pathlib.Path) -> None:
     """Raise ValueError for a file that would take too much memory, before it is read."""
     kind = path.suffix.lower()[1:]
     if kind in TEXT:
-        _check_lines(file)
+        while piece := file.read(PIECE):
+            _check_piece(path.name, piece)
     elif kind in JSON:
         _check_json(path.stat().st_size)
     file.seek(0)
 
 
-def _check_lines(file: BinaryIO) -> None:
-    while piece := file.read(LINE):
-        if len(piece) == LINE and not re.search(rb"[\r\n]", piece):
-            raise ValueError(f"it has a line of more than {LINE:,} bytes")
+def _check_piece(name: str, piece: bytes) -> None:
+    if len(piece) == PIECE and name.lower().endswith(TEXT) and not re.search(rb"[\r\n]", piece):
+        raise NotUnpacked(f"it has a line of more than {PIECE:,} bytes")
 
 
 def _check_json(size: int) -> None:
@@ -168,13 +167,12 @@ def one_row_each(table: pd.DataFrame) -> pd.DataFrame:
 
 def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
     name, limit = name.lower(), max(UNPACKED, TIMES_PACKED * len(blob))
-    stem, _, kind = name.rpartition(".")
-    if kind in PACKED:
-        blob, name = unpack(blob, kind, limit), stem
-    elif kind == "zip":
-        name, blob = unzip(blob, limit)
-        name = name.lower()
     kind = name.rpartition(".")[2]
+    if kind in PACKED:
+        name, blob = unpack(blob, name, limit, _check_piece)
+    elif kind == "zip":
+        name, blob = unzip(blob, limit, _check_piece)
+    kind = name.lower().rpartition(".")[2]
     if kind in ("parquet", "pq"):
         return from_parquet(blob, limit)
     if kind in ("feather", "arrow", "ft"):
@@ -394,7 +392,6 @@ def _decode(blob: bytes) -> tuple[str, str]:
 
 
 def _from_text(blob: bytes) -> pd.DataFrame:
-    _check_lines(io.BytesIO(blob))
     text, encoding = _decode(blob)
     # A banner before the table, and a separator, are seen on its first lines.
     head = text[:65536].splitlines()[:50]

@@ -7,30 +7,34 @@ import lzma
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable
+from typing import IO
 
 PACKED = {"gz": gzip, "bz2": bz2, "xz": lzma}  # by the end of a name
+PIECE = 1 << 20  # bytes that come out at once
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be read piece by piece
+Check = Callable[[str, bytes], None]  # sees name and each piece of what comes out, and may raise before there is more
 
 
 class NotUnpacked(ValueError):
     """Packed bytes that are damaged, of another kind, or that hold more than they may."""
 
 
-def unpack(blob: bytes, kind: str, limit: int) -> bytes:
-    """Unpack what a kind of PACKED has packed, several members too, to at most `limit` bytes; NotUnpacked else."""
+def unpack(blob: bytes, name: str, limit: int, check: Check | None = None) -> tuple[str, bytes]:
+    """Return name and content, of at most `limit` bytes, of what a name of PACKED has packed; NotUnpacked else."""
+    stem, _, kind = name.rpartition(".")
     try:
-        with PACKED[kind].open(io.BytesIO(blob)) as file:
-            content = file.read(limit + 1)
+        with PACKED[kind].open(io.BytesIO(blob)) as file:  # several members too
+            return stem, _gather(file, stem, limit, check)
+    except NotUnpacked:
+        raise
     except EOFError:
         raise NotUnpacked("its end is missing") from None
     except (OSError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
         raise NotUnpacked(f"it is not .{kind} that can be read ({error})") from None
-    if len(content) > limit:
-        raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
-    return content
 
 
-def unzip(blob: bytes, limit: int) -> tuple[str, bytes]:
+def unzip(blob: bytes, limit: int, check: Check | None = None) -> tuple[str, bytes]:
     """Return name and content, of at most `limit` bytes, of the one file in a zip; NotUnpacked else."""
     try:
         with zipfile.ZipFile(io.BytesIO(blob)) as box:
@@ -40,17 +44,23 @@ def unzip(blob: bytes, limit: int) -> tuple[str, bytes]:
                 raise NotUnpacked(f"a zip must hold one file; got {len(members)}. Unpack it first")
             check_methods(members)
             with box.open(members[0]) as member:
-                out = io.BytesIO()  # read() of a member, told how much, holds it twice
-                while out.tell() <= limit and (piece := member.read(1 << 20)):  # whatever the zip says of itself
-                    out.write(piece)
+                return member.name, _gather(member, member.name, limit, check)
     except NotUnpacked:
         raise
     # What garbage makes zipfile raise, besides its own error, depends on where the garbage is.
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise NotUnpacked(f"it is not a zip that can be read ({error})") from None
+
+
+def _gather(file: IO[bytes], name: str, limit: int, check: Check | None) -> bytes:
+    out = io.BytesIO()  # read(), told how much, holds it twice
+    while out.tell() <= limit and (piece := file.read(PIECE)):  # whatever the file says of itself
+        if check:
+            check(name, piece)
+        out.write(piece)
     if out.tell() > limit:
         raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
-    return members[0].filename, out.getvalue()
+    return out.getvalue()
 
 
 def check_methods(members: list[zipfile.ZipInfo]) -> None:

@@ -22,6 +22,7 @@ HELD = {  # by the prediction intervals of a head
     },
     **{"score_persistence?": float, "crps_persistence?": float},
 }
+MADE_UP = "SYNTHETIC: the data were made up, so no figure here is one of a market"
 INNER = {  # what the types of the fields leave open
     **{"test?": {"*": {"spread?": float}}, "persistence?": LOSSES, "mean?": LOSSES, "dates?": {"*": (str, str)}},
     **{"prediction_intervals?": {"*": HELD}},

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from cpbkit import __version__, atomic
 from cpbkit.config.experiment import Experiment
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, validate
-from cpbkit.errors import DataError, RunError
+from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.evaluation import past, verdicts
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
@@ -169,9 +169,15 @@ class Site:
         )
 
     def files(self) -> dict[str, bytes]:
-        """Return the files that no series changes, by name: the script, and the library that draws."""
+        """Return the files that no series changes, by name: the script, and the library that draws.
+
+        Errors: CpbkitError without that library.
+        """
         script = (importlib.resources.files("cpbkit.views") / "templates" / "site.js").read_bytes()
-        scripts = importlib.resources.files("bokeh") / "server" / "static" / "js"
+        try:
+            scripts = importlib.resources.files("bokeh") / "server" / "static" / "js"
+        except ModuleNotFoundError:
+            raise CpbkitError('a page is drawn by bokeh, which is not installed: pip install "cpbkit[page]"') from None
         return {"site.js": script} | {name: (scripts / name).read_bytes() for name in LIBRARY}
 
 
@@ -187,15 +193,17 @@ def write_page(
 
     out: a new folder, or one that holds an earlier page; by default `page` in the run's. bars: by series; None fetches
     the newest closed ones. Of a series without such bars the page says why, and shows what the test split did.
-    public: without the bars. Errors: RunError for a run without a model or a folder that holds something else.
+    public: without the bars. Errors: RunError for a run without a model or a folder that holds something else;
+    CpbkitError without the extra `page`.
     """
     site, out = Site(folder, models, public), Path(out) if out else Path(folder) / "page"
     if out.exists() and any(out.iterdir()) and not (out / BRAND).exists():
         raise RunError(f"{out} must be a new or an empty folder, or hold a page that was written before")
+    files = site.files()
     documents = site.documents(site.models, bars, now)
     if notes := [document["note"] for document in documents.values() if document["note"]]:
         log.warning("%d of %d series: %s. The page says why of each", len(notes), len(documents), notes[0])
-    for name, content in {**site.files(), "index.html": site.index()}.items():
+    for name, content in {**files, "index.html": site.index()}.items():
         _keep(out / name, content)
     for name, document in documents.items():
         _keep(out / "series" / f"{name}.js", f"cpbkit({to_json(document)});\n".encode())
