@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from cpbkit.cli.main import cpbkit
 from cpbkit.data.files import read_files
 from cpbkit.data.klines import INTERVAL_SECONDS, validate
+from cpbkit.errors import DataError
 
 HOLIDAYS = ["2024-01-01", "2024-01-15", "2024-02-19", "2024-03-29", "2024-05-27", "2024-06-19", "2024-07-04"]
 
@@ -100,3 +101,51 @@ def test_own_stocks_end_with_exit_0(tmp_path):
     frame_of(index.delete(70)).rename_axis("time").to_csv(tmp_path / "AAPL_30m.csv")
     assert read_files(tmp_path).klines["AAPL_30m"].passport.unexplained == 1
     assert CliRunner().invoke(cpbkit, ["passport", str(tmp_path)]).exit_code == 1
+
+
+@pytest.mark.parametrize("every, of", [("4h", slice(720, None)), ("4h", slice(0, 360)), ("1D", slice(960, None))])
+def test_bars_of_a_longer_interval_are_named_and_no_sessions(every, of):
+    hours = pd.date_range("2025-01-01", periods=1440, freq="1h", tz="UTC")
+    longer = hours[of]
+    kept = hours.drop(longer[longer != longer.floor(every)])
+    found = bars_of(kept, "1h").passport
+    assert f"From {longer[0]:%Y-%m-%dT%H:%M} to " in " ".join(found.notes)
+    assert "of a longer interval" in " ".join(found.notes)
+    assert found.unexplained == (kept[-1] - kept[0]) // pd.Timedelta("1h") + 1 - len(kept)
+
+
+def test_a_pair_of_coins_has_no_nights():
+    hours = pd.date_range("2025-01-01", periods=1440, freq="1h", tz="UTC")
+    days = hours[hours.hour >= 6]
+    assert "It trades in sessions" in " ".join(bars_of(days, "1h").passport.notes)
+    for series in ("BTCUSDT_1h", "ETHEUR_1h", "WIFUSDC_1h"):
+        assert validate(frame_of(days), series).passport.unexplained == 59 * 6, series
+
+
+def walk(overnight, seed=0, n=500):
+    """Daily bars that open at a distance from where the day before closed."""
+    rng = np.random.default_rng(seed)
+    gaps, moves = rng.normal(0, overnight, n), rng.normal(0, 0.01, n)
+    path = 100 * np.exp(np.cumsum(np.stack([gaps, moves], axis=1).ravel())).reshape(n, 2)
+    frame = pd.DataFrame(path, columns=["open", "close"]).assign(high=path.max(1), low=path.min(1), volume=1.0)
+    return frame.set_index(pd.date_range("2023-01-01", periods=n, freq="1D", tz="UTC"))
+
+
+@pytest.mark.parametrize("overnight", [0.0, 1e-5, 0.01])
+def test_open_and_close_the_wrong_way_round_are_refused_where_that_can_be_seen(overnight):
+    right = walk(overnight)
+    assert len(validate(right, "SPX_1d").frame) == len(right)
+    wrong = right.rename(columns={"open": "close", "close": "open"})
+    if overnight < 0.01:
+        with pytest.raises(DataError, match="Are open and close swapped"):
+            validate(wrong, "SPX_1d")
+        with pytest.raises(DataError, match="or do times run backwards"):
+            validate(right.set_axis(right.index[::-1]), "SPX_1d")
+    else:  # opens are as far from the close before as closes from the open before
+        validate(wrong, "SPX_1d")
+
+
+@pytest.mark.parametrize("price", [1e308, 5e-324])
+def test_a_price_that_no_market_has_is_refused(price):
+    with pytest.raises(DataError, match="500 bars with a price that no market has"):
+        validate(walk(0.0) * 0 + price, "BTCUSDT_1d")

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cpbkit import atomic
-from cpbkit.data.klines import OHLCV, Klines, split_name
-from cpbkit.data.layouts import QUOTES
+from cpbkit.data.klines import OHLCV, QUOTES, Klines, split_name
 from cpbkit.errors import DataError, check_name
 
 

@@ -16,6 +16,7 @@ from cpbkit.data.klines import (
     DAY_NS,
     INTERVAL_SECONDS,
     OHLC,
+    QUOTES,
     SECOND_NS,
     Klines,
     SourceFile,
@@ -27,7 +28,7 @@ from cpbkit.data.klines import (
     stamp,
     validate,
 )
-from cpbkit.data.layouts import OTHER_NAMES, QUOTES, Sheet, read_sheets, read_symbol
+from cpbkit.data.layouts import OTHER_NAMES, Sheet, read_sheets, read_symbol
 from cpbkit.data.request import Order, listing_of, usable
 from cpbkit.data.tables import KINDS, load, with_index
 from cpbkit.data.venue import Contract
@@ -205,7 +206,7 @@ def _folder_symbol(path: pathlib.Path) -> str:
     """Return the symbol that a folder is named after, as in BTCUSDT/1h/2025-01-01.csv or symbol=BTCUSDT/0.parquet."""
     names = [part.rpartition("=")[2] for part in reversed(path.parent.parts[-3:])]
     symbols = [read_name(name)[0] for name in names if name.isupper()]
-    return next((symbol for symbol in symbols if symbol.endswith(tuple(QUOTES))), "")
+    return next((symbol for symbol in symbols if symbol.endswith(QUOTES)), "")
 
 
 def _is_no_file_of_bars(path: pathlib.Path) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit import foreign
+from cpbkit.config.experiment import COINS
 from cpbkit.data.sessions import closed_bars
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, SourceError, check_name
@@ -29,9 +30,15 @@ INTERVAL_SECONDS: dict[str, int] = {
 }
 OHLC = ("open", "high", "low", "close")
 OHLCV = (*OHLC, "volume")
+QUOTES = tuple("USDT FDUSD USDC BUSD TUSD DAI USD EUR GBP JPY KRW TWD TRY BRL AUD BTC ETH BNB".split())  # longest first
+DOLLARS = QUOTES[:6]  # coins that stand for one: what is priced in them trades around the clock
 EXTRAS = ("quote_volume", "trades", "taker_buy_volume")  # kept where the source has them
 JUMP_LIMIT = 0.5  # |log return| of a bar beyond which it is listed as a jump (+65 %, -39 %)
 TENFOLD = 8.0  # a slipped decimal point; real markets open where they closed, and their wicks are shorter
+LOWEST, HIGHEST = 1e-18, 1e18  # of a price, in any currency
+MOST = 1e30  # of a volume
+COARSER_ROWS = 12  # in a row, equally far apart, that are no chance
+SWAPPED = 10  # times nearer to the open before it than the next open is to a close
 ANOTHER_ASSET = 3.0  # |log return| across a gap beyond which the name seems to have changed hands
 SECOND_NS = 1_000_000_000
 DAY_NS = 86400 * SECOND_NS
@@ -305,15 +312,18 @@ def validate(
     starts, values = starts[inside], values[inside]
     has_volume = "volume" in columns
     check_bars(starts, values, series, has_volume)
+    _check_order(starts, values, series, step)
 
     grid_low = starts[0] if start is None else low
     grid_high = starts[-1] if end is None else (high - phase) // step * step + phase
-    known = market or synthetic  # of what is known that it never closes
-    closed = starts[:0] if known else closed_bars(starts, grid_low, grid_high, step)
+    coarser = _find_coarser(starts, step)
+    known = market or synthetic or _never_closes(series)
+    closed = starts[:0] if known or coarser else closed_bars(starts, grid_low, grid_high, step)
     o, h, lo, c = values[:, :4].T
     move = np.log(c[1:] / c[:-1])
     beyond_gap = (np.diff(starts) > step) & (np.abs(move) > ANOTHER_ASSET)
     notes = [*notes] if has_volume else [*notes, "There is no volume; features that need it cannot be used."]
+    notes += [coarser] if coarser else []
     if len(closed):
         notes.append(f"It trades in sessions: {len(closed):,} bars of nights, weekends and holidays are not missing.")
     notes += [
@@ -391,7 +401,10 @@ def check_bars(starts: np.ndarray, values: np.ndarray, name: str, has_volume: bo
         rules = {
             "a price that is not a number": ~np.isfinite(values[:, :4]).all(axis=1),
             "a price that is not above zero": (values[:, :4] <= 0).any(axis=1),
-            "a volume that is not a number of at least zero": ~(volume >= 0) | np.isinf(volume),
+            f"a price that no market has ({LOWEST:g} to {HIGHEST:g})": (
+                (values[:, :4] < LOWEST) | (values[:, :4] > HIGHEST)
+            ).any(axis=1),
+            f"a volume that is not a number of at least zero, or above {MOST:g}": ~(volume >= 0) | (volume > MOST),
             "a high below another price": h + slack < np.maximum(np.maximum(o, c), lo),
             "a low above another price": lo - slack > np.minimum(o, c),
         }
@@ -403,6 +416,40 @@ def check_bars(starts: np.ndarray, values: np.ndarray, name: str, has_volume: bo
                 for column, value in zip(OHLCV[: 4 + has_volume], values[i].tolist(), strict=False)
             )
             raise DataError(f"{name}: {int(broken.sum())} bars with {rule}; the first at {stamp(starts[i])}: {shown}")
+
+
+def _check_order(starts: np.ndarray, values: np.ndarray, series: str, step: int) -> None:
+    """Raise DataError for bars that close where the bar before opened: columns, or time, are the wrong way round."""
+    follows = np.flatnonzero(np.diff(starts[:2000]) == step)
+    o, c = values[:2000, 0], values[:2000, 3]
+    to_next = np.median(np.abs(np.log(o[follows + 1] / c[follows]))) if len(follows) >= 30 else 0.0
+    if to_next > SWAPPED * np.median(np.abs(np.log(c[follows + 1] / o[follows]))):
+        raise DataError(
+            f"{series}: each bar must open near where the one before it closed; these close where the one before it "
+            f"opened (from {stamp(starts[0])} on). Are open and close swapped, or do times run backwards?"
+        )
+
+
+def _find_coarser(starts: np.ndarray, step: int) -> str:
+    """Say where bars of a longer interval begin among these, "" where none do. Sessions leave no such regular holes."""
+    apart = np.diff(starts) // step
+    begins = np.flatnonzero(np.append(True, np.diff(apart) != 0)[: len(apart)])
+    counts = np.diff(np.append(begins, len(apart)))
+    found = begins[(counts >= COARSER_ROWS) & (apart[begins] > 1)]
+    if not len(found):
+        return ""
+    i = found[0]
+    last = starts[i] + counts[begins == i][0] * apart[i] * step
+    return (
+        f"From {stamp(starts[i])} to {stamp(last)} rows stand {apart[i]} bars apart, as those of a longer interval do: "
+        "keep the bars of one interval in a file."
+    )
+
+
+def _never_closes(series: str) -> bool:
+    """Return whether a series is named as a pair of coins, or of a coin and money; such markets have no nights."""
+    symbol = split_name(series)[0]
+    return symbol.endswith(DOLLARS) or any(symbol == coin + quote for coin in COINS for quote in QUOTES)
 
 
 def _find_tenfold(starts: np.ndarray, values: np.ndarray, step: int) -> tuple[str, ...]:

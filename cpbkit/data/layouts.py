@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.data import times
-from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, OHLCV, SECOND_NS, find_interval, stamp
+from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, OHLCV, QUOTES, SECOND_NS, find_interval, stamp
 from cpbkit.data.tables import SYMBOL, read_numbers
 from cpbkit.errors import DataError
 
@@ -46,7 +46,6 @@ CLOSED = ("confirm", "isclosed", "closed", "isfinal", "iscomplete", "complete", 
 ORDERS = ("open high low close", "low high open close", "open close high low", "quote_volume close high low open")
 ARCHIVE = (*OHLCV, "close_time", "quote_volume", "trades", "taker_buy_volume", "taker_buy_quote", "ignore")
 MONEY = "USDT USDC FDUSD TUSD USDP BUSD DAI USD1 USDE EURI AEUR USD EUR GBP JPY KRW TWD TRY BRL AUD".split()
-QUOTES = "USDT FDUSD USDC BUSD TUSD DAI USD EUR GBP JPY KRW TWD TRY BRL AUD BTC ETH BNB".split()  # longest first
 OTHER_NAMES = {"XBT": "BTC", "XXBT": "BTC", "XDG": "DOGE", "BITCOIN": "BTC", "ETHEREUM": "ETH"}
 
 
@@ -108,7 +107,7 @@ def _holds_symbols(column: pd.Series) -> bool:
         return False
     found = [read_symbol(str(one)) for one in column.unique()[:100]]
     named = re.sub(r"[\W_]", "", str(column.name).lower()) != "market"  # else it may say spot
-    return all(found) and (named or all(one.endswith(tuple(QUOTES)) for one in found))
+    return all(found) and (named or all(one.endswith(QUOTES) for one in found))
 
 
 def _named(table: pd.DataFrame, where: str) -> tuple[pd.DataFrame, list[str]]:
