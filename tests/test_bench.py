@@ -135,14 +135,14 @@ def test_a_preset_tells_what_was_trained_and_what_was_extrapolated(one_core, mon
 def test_a_preset_is_held_to_the_stated_peak_of_its_chip(monkeypatch):
     experiment = vary(PRESETS["gru"], batch=64)
     flops = count_flops(experiment) * 1000
-    assert presets.floor(experiment, 1000, 10.0, "cpu") == {"floor_seconds": None, "mfu": None}
+    assert presets.roofline(experiment, 1000, 10.0, "cpu") == {"roofline_seconds": None, "mfu": None}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "Tesla T4")
-    found = presets.floor(experiment, 1000, 10.0, "cuda:0")
-    assert found["floor_seconds"] == pytest.approx(flops / 8.1e12) and found["mfu"] == pytest.approx(flops / 8.1e13)
+    found = presets.roofline(experiment, 1000, 10.0, "cuda:0")
+    assert found["roofline_seconds"] == pytest.approx(flops / 8.1e12) and found["mfu"] == pytest.approx(flops / 8.1e13)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "NVIDIA H200")
-    tf32 = presets.floor(vary(experiment, precision="tf32"), 1000, 10.0, "cuda:0")
-    assert tf32["floor_seconds"] == pytest.approx(flops / 494.5e12), "the sheet states 989 with sparsity"
-    assert presets.floor(vary(experiment, precision="float64"), 1000, 10.0, "cuda:0")["mfu"] is None
+    tf32 = presets.roofline(vary(experiment, precision="tf32"), 1000, 10.0, "cuda:0")
+    assert tf32["roofline_seconds"] == pytest.approx(flops / 494.5e12), "the sheet states 989 with sparsity"
+    assert presets.roofline(vary(experiment, precision="float64"), 1000, 10.0, "cuda:0")["mfu"] is None
 
 
 @pytest.mark.long

@@ -82,7 +82,7 @@ def measure(name: str, models: int, trial_seconds: float, training_seconds: floa
         "model": experiment.model.name,
         "width": experiment.model.width,
         "seconds_an_epoch": epoch,
-        **floor(experiment, models * plan.steps, epoch * len(set(plan.devices)), plan.devices[0]),
+        **roofline(experiment, models * plan.steps, epoch * len(set(plan.devices)), plan.devices[0]),
         "epochs": plan.epochs,
         "seconds_for_all": plan.seconds,
         "memory": plan.bytes,
@@ -93,7 +93,7 @@ def measure(name: str, models: int, trial_seconds: float, training_seconds: floa
     }
 
 
-def floor(experiment: Experiment, steps: int, seconds: float, place: str) -> dict[str, float | None]:
+def roofline(experiment: Experiment, steps: int, seconds: float, place: str) -> dict[str, float | None]:
     """Return the seconds that the arithmetic of so many steps takes at the peak that the GPU's maker states, and its
     share of the seconds that all GPUs took (MFU); None where no peak is known. The validation is not counted.
     """
@@ -101,7 +101,7 @@ def floor(experiment: Experiment, steps: int, seconds: float, place: str) -> dic
     peak = chip.peak(experiment.training.precision) if chip else math.nan
     least = count_flops(experiment) * steps / peak
     known = not math.isnan(least)
-    return {"floor_seconds": least if known else None, "mfu": least / seconds if known else None}
+    return {"roofline_seconds": least if known else None, "mfu": least / seconds if known else None}
 
 
 def skills(lines: Sequence[ResultLine], experiment: Experiment) -> dict:

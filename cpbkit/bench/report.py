@@ -220,7 +220,7 @@ def _presets(document: dict) -> list[str]:
                 row["preset"],
                 f"{row['model']} {row['width']}",
                 duration(row["seconds_an_epoch"]),
-                f"{row['floor_seconds']:.2g} s" if row["floor_seconds"] else "",
+                f"{row['roofline_seconds']:.2g} s" if row["roofline_seconds"] else "",
                 f"{row['mfu']:.1%}" if row["mfu"] else "",
                 str(row["epochs"]),
                 duration(row["seconds_for_all"]),
@@ -229,7 +229,7 @@ def _presets(document: dict) -> list[str]:
                 *shares,
             ]
         )
-    head = f"preset|model|an epoch of {count}|floor|MFU|epochs|all epochs|memory|trained|skill|limit|others"
+    head = f"preset|model|an epoch of {count}|roofline|MFU|epochs|all epochs|memory|trained|skill|limit|others"
     return lines + table(head.split("|"), rows)
 
 
