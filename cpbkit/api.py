@@ -47,7 +47,7 @@ from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.sweep import name_refit, plan_refit, prepare
 from cpbkit.runs.sweep import sweep as run_sweep
-from cpbkit.runs.table import check_table, suit_tables
+from cpbkit.runs.table import check_table, suit_rate, suit_tables
 from cpbkit.runs.trained import Bars, Forecast, TrainedModel
 from cpbkit.runs.worker import data_sha256
 from cpbkit.runs.workspace import Workspace
@@ -607,7 +607,7 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
         settings = {"source": "files", **whose, **settings, "files": str(settings["files"])}
     tables = data is not None and not any(is_bars(one) for one in data.values())
     if data is not None and tables:
-        settings = suit_tables(data, settings)
+        base, settings = suit_rate(base, settings), suit_tables(data, settings)
         own = {name: Table(name, table) for name, table in data.items()}
     elif data is not None:
         days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
@@ -621,7 +621,12 @@ def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | N
     if experiment.data.source == "files" and experiment.data.market != "network":
         found = open_files(experiment)
         return found.settle(experiment), own, partial(load_klines, found=found)
-    if tables:  # what cannot be is said before a folder is begun
+    if tables:
+        for setting, tried in experiment.training.search if "search" not in settings else ():
+            log.warning(
+                "Validation chooses the %s of each table among %s.", setting, ", ".join(f"{x:g}" for x in tried)
+            )
+        # What cannot be is said before a folder is begun.
         for table in own.values():
             to_series(table, experiment.task)
     return experiment, own, None if data is None else lambda *_: own

@@ -20,7 +20,7 @@ from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
 from cpbkit.evaluation import leakage
 from cpbkit.evaluation.leakage import autoregression
 from cpbkit.models import zoo
-from cpbkit.runs.table import compare, plan_series, run_series, train_and_judge
+from cpbkit.runs.table import compare, plan_series, run_series, suit_rate, train_and_judge
 from cpbkit.windows.series import from_table
 from cpbkit.windows.splits import split_rows
 
@@ -257,3 +257,18 @@ def test_a_table_is_audited_before_any_sweep(monkeypatch):
     )
     found = cpb.audit("ridge_ar", data={"load": table(500)}, placebos=7, context=8, horizon=2)
     assert found["check"].tolist() == ["load", "overfit one batch"] and "'placebos': 7" in found["evidence"][0]
+
+
+def test_a_sweep_of_a_table_chooses_its_rate_and_says_what_a_bad_one_lacks(tmp_path, caplog):
+    frame, given = table(400, columns=1), {"context": 24, "horizon": 4, "quiet": True, "executor": "local", "epochs": 2}
+    run = cpb.sweep("nlinear", data={"x": frame}, folder=tmp_path / "run", **given)
+    assert [trial["learning_rate"] for trial in run.results[0].search] == [5e-4, 5e-3]
+    assert "Validation chooses the learning_rate of each table among 0.0005, 0.005." in caplog.text
+    assert not suit_rate(PRESETS["nlinear"], {"learning_rate": 1e-3}).training.search
+    days = frame.set_axis(pd.date_range("2020-01-01", periods=400, freq="B"))
+    with pytest.raises(DataError, match=r"times must be evenly apart.*in Python frame.reset_index\(drop=True\)"):
+        cpb.sweep("nlinear", data={"x": days}, folder=tmp_path / "days", **given)
+    holed = frame.copy()
+    holed.iloc[17] = np.nan
+    with pytest.raises(DataError, match=r"in c0 at 2025-01-01 17:00:00.*in Python frame.dropna\(\)"):
+        cpb.sweep("nlinear", data={"x": holed}, folder=tmp_path / "holed", **given)

@@ -154,14 +154,14 @@ def _of_table(
     **bars,
 ) -> "tuple[Experiment, Table]":
     """Return the experiment on a table, and the table; of a run with one series that must be it, whatever its name."""
-    from cpbkit.runs.table import check_table, suit_tables
+    from cpbkit.runs.table import check_table, suit_rate, suit_tables
     from cpbkit.windows.series import Table
 
     if wrong := [option for option, value in bars.items() if value is not None]:
         raise click.UsageError(f"--table brings all rows there are; leave out --{wrong[0]}")
     told = merge_settings(settings, epochs=epochs, search=search)
     if folder is None:
-        experiment = vary_as_told(find_preset(preset), suit_tables({name: frame}, told))
+        experiment = vary_as_told(suit_rate(find_preset(preset), told), suit_tables({name: frame}, told))
     else:
         run = _open_run(folder, trust_code)
         name = run.experiment.series[0] if len(run.experiment.series) == 1 else name

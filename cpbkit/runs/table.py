@@ -77,6 +77,14 @@ def suit_tables(data: Mapping[str, pd.DataFrame], settings: Mapping) -> dict[str
     return {"target_weights": (1.0,) * len(suited["targets"]), **suited}
 
 
+def suit_rate(preset: Experiment, settings: Mapping) -> Experiment:
+    """Return a preset for tables: which rate suits a linear map depends on whether they wander, so validation tells."""
+    linear = [PRESETS[name] for name in ("nlinear", "dlinear")]
+    if preset not in linear or settings.keys() & {"learning_rate", "search"}:
+        return preset
+    return vary(preset, search=(("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),))
+
+
 def check_table(run: RunFolder, table: Table) -> None:
     """Raise RunError for a table that is not the one which a run was trained on."""
     known = {line.series: line.data_sha256 for line in run.results()}.get(table.name, "")
@@ -100,10 +108,7 @@ def plan_series(
             f"{model} forecasts a network trace, with ranges, weights and repeats of its own: "
             f"`cpbkit sweep --preset {model} --files trace.csv`"
         )
-    if model in ("nlinear", "dlinear"):  # which rate suits depends on whether a table wanders: validation tells
-        search = (("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),)
-        asked = settings.keys() & {"learning_rate", "search"}
-        base = dataclasses.replace(base, training=dataclasses.replace(LTSF, search=() if asked else search))
+    base = suit_rate(base, settings)
     columns = tuple(columns)
     task: dict[str, object] = {"features": columns, "targets": columns, "target_weights": (1.0,) * len(columns)}
     task |= {"target_scale": scale, "context": context, "horizon": horizon}
