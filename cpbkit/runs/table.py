@@ -77,12 +77,12 @@ def suit_tables(data: Mapping[str, pd.DataFrame], settings: Mapping) -> dict[str
     return {"target_weights": (1.0,) * len(suited["targets"]), **suited}
 
 
-def suit_rate(preset: Experiment, settings: Mapping) -> Experiment:
+def suit_rate(base: Experiment, settings: Mapping) -> Experiment:
     """Return a preset for tables: which rate suits a linear map depends on whether they wander, so validation tells."""
     linear = [PRESETS[name] for name in ("nlinear", "dlinear")]
-    if preset not in linear or settings.keys() & {"learning_rate", "search"}:
-        return preset
-    return vary(preset, search=(("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),))
+    if base not in linear or settings.keys() & {"learning_rate", "search"}:
+        return base
+    return vary(base, search=(("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),))
 
 
 def check_table(run: RunFolder, table: Table) -> None:
