@@ -2,6 +2,7 @@
 
 import datetime as dt
 import hashlib
+import io
 import json
 import re
 from dataclasses import dataclass, replace
@@ -178,7 +179,7 @@ def check_lengths(starts: np.ndarray, closes: np.ndarray, interval: str, name: s
 def _unzip(blob: bytes, name: str) -> bytes:
     wanted = name.removesuffix(".zip") + ".csv"
     try:
-        found, text = unzip(blob, CSV_LIMIT)
+        found, text = unzip(io.BytesIO(blob), CSV_LIMIT)
     except NotUnpacked as error:
         raise BadFile(f"{name} must hold {wanted} alone: {error}") from None
     if found != wanted:

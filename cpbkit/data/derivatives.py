@@ -188,7 +188,7 @@ def _read(
 def _parse(name: str, file: ArchiveFile, contract: Contract, blob: bytes, note: str = "") -> _Month:
     folder = COLUMNS[name]
     try:
-        text = unzip(blob, archive.CSV_LIMIT)[1]
+        text = unzip(io.BytesIO(blob), archive.CSV_LIMIT)[1]
         if name == "funding_rate":
             table = pd.read_csv(io.BytesIO(text), names=FUNDING, header=0 if text[:1].isalpha() else None)
             times, values = table["calc_time"].to_numpy(np.int64) * 10**6, table["last_funding_rate"].to_numpy(float)

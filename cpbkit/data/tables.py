@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import pathlib
 import re
 import warnings
@@ -37,6 +38,8 @@ KINDS = (*TEXT, *JSON, "parquet", "pq", "feather", "arrow", "ft", "xlsx", *PACKE
 UNPACKED = 32 << 20  # bytes that any packed file may hold
 TIMES_PACKED = 50  # more, if the file is large: bars of many digits shrink to a tenth, flat ones to a fiftieth
 ROWS = 2_000_000  # that any Parquet or feather file may hold; more, if it is large: a row takes more than a byte
+SIZE = 2 << 30  # bytes of any file: eight years of minutes as CSV have half of one
+ENDS = {"parquet": b"PAR1", "pq": b"PAR1", "feather": b"ARROW1", "arrow": b"ARROW1", "ft": b"ARROW1"}  # first and last
 JSON_DEPTH = 6
 JSON_SIZE = 128 << 20  # bytes; parsed it takes ten times as much
 COLUMNS = 10_000  # of any table: 1,500 tickers side by side have fewer
@@ -45,6 +48,7 @@ NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as m
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
 NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")  # cells that mean none
+_IS_BRACKET = np.isin(np.arange(256), list(b"[]{}"))
 MARGIN = ("schema", "index", "columns", "data")  # of pandas' own JSON
 
 
@@ -93,10 +97,12 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
         raise DataError(f"no file {path}" + (f"; that folder has {', '.join(near)}" if near else ""))
     try:
         with path.open("rb") as file:
-            _check_early(file, path)
-            blob = file.read()
-        digest = hashlib.sha256(blob).hexdigest()
-        table = _from_bytes(blob, path.name)
+            size = os.fstat(file.fileno()).st_size
+            _check_early(file, path.name, size)
+            name, blob = _read(file, path.name, size)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        table = _from_bytes(blob, name, max(UNPACKED, TIMES_PACKED * size))
     # Arrow's errors are ValueErrors, those of a sheet's XML are not; nested or huge JSON, and what pandas noted in a
     # Parquet file, end in the others.
     except (
@@ -116,25 +122,55 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
     return with_index(table, path.name), digest
 
 
-def _check_early(file: BinaryIO, path: pathlib.Path) -> None:
+def _check_early(file: BinaryIO, name: str, size: int) -> None:
     """Raise ValueError for a file that would take too much memory, before it is read."""
-    kind = path.suffix.lower()[1:]
+    if size > SIZE:
+        raise ValueError(f"a file may have {SIZE >> 30} GiB; got {size >> 30}. Split it by symbol or by year")
+    kind = name.lower().rpartition(".")[2]
     if kind in TEXT:
         while piece := file.read(PIECE):
-            _check_piece(path.name, piece)
+            _check_piece(name, piece, 0)
     elif kind in JSON:
-        _check_json(path.stat().st_size)
+        _check_json(size)
+    elif kind in ENDS:
+        head = file.read(8)
+        file.seek(max(0, size - 8))
+        _check_ends(kind, head, file.read(8))
+    elif kind == "xlsx" and not zipfile.is_zipfile(file):
+        raise ValueError("it is no Excel file (File is not a zip file)")
     file.seek(0)
 
 
-def _check_piece(name: str, piece: bytes) -> None:
-    if len(piece) == PIECE and name.lower().endswith(TEXT) and not re.search(rb"[\r\n]", piece):
+def _check_piece(name: str, piece: bytes, before: int) -> None:
+    kind = name.lower().rpartition(".")[2]
+    if kind in TEXT and len(piece) == PIECE and not re.search(rb"[\r\n]", piece):
         raise NotUnpacked(f"it has a line of more than {PIECE:,} bytes")
+    if kind in JSON:
+        _check_json(before + len(piece))
 
 
 def _check_json(size: int) -> None:
     if size > JSON_SIZE:
-        raise ValueError(f"JSON may have {JSON_SIZE >> 20} MiB; got {size >> 20}. Write Parquet, feather or CSV")
+        raise NotUnpacked(f"JSON may have {JSON_SIZE >> 20} MiB. Write Parquet, feather or CSV")
+
+
+def _check_ends(kind: str, head: bytes, tail: bytes) -> None:
+    mark = ENDS[kind]
+    if not (head.startswith(mark) and tail.endswith(mark)):
+        raise ValueError(f"it must begin and end with {mark.decode()}, as each .{kind} does")
+    if kind in ("parquet", "pq") and (size := int.from_bytes(tail[:4], "little")) > FOOTER:
+        raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
+
+
+def _read(file: BinaryIO, name: str, size: int) -> tuple[str, bytes]:
+    """Return the name and content of a file, of a packed one those of what it holds."""
+    limit = max(UNPACKED, TIMES_PACKED * size)
+    kind = name.lower().rpartition(".")[2]
+    if kind in PACKED:
+        return unpack(file, name, limit, _check_piece)
+    if kind == "zip":
+        return unzip(file, limit, _check_piece)
+    return name, file.read()
 
 
 def with_index(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -165,13 +201,7 @@ def one_row_each(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _from_bytes(blob: bytes, name: str) -> pd.DataFrame:
-    name, limit = name.lower(), max(UNPACKED, TIMES_PACKED * len(blob))
-    kind = name.rpartition(".")[2]
-    if kind in PACKED:
-        name, blob = unpack(blob, name, limit, _check_piece)
-    elif kind == "zip":
-        name, blob = unzip(blob, limit, _check_piece)
+def _from_bytes(blob: bytes, name: str, limit: int) -> pd.DataFrame:
     kind = name.lower().rpartition(".")[2]
     if kind in ("parquet", "pq"):
         return from_parquet(blob, limit)
@@ -200,8 +230,7 @@ def _check_noted(metadata: dict[bytes, bytes] | None) -> None:
 
 def from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
     """Read a Parquet file whose columns unpack to at most `limit` bytes; ValueError or ArrowException else."""
-    if (size := int.from_bytes(blob[-8:-4], "little")) > FOOTER:
-        raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
+    _check_ends("parquet", blob[:8], blob[-8:])
     told = pq.ParquetFile(pa.BufferReader(blob))
     _check_noted(told.schema_arrow.metadata)
     _check_rows(told.metadata.num_rows, told.metadata.num_columns, blob)
@@ -227,9 +256,13 @@ def from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
     return table.to_pandas()
 
 
-def _check_rows(rows: int, columns: int, blob: bytes) -> None:
+def _check_columns(columns: int) -> None:
     if columns > COLUMNS:
         raise ValueError(f"a table may have {COLUMNS:,} columns; got {columns:,}")
+
+
+def _check_rows(rows: int, columns: int, blob: bytes) -> None:
+    _check_columns(columns)
     if rows > max(ROWS, len(blob)) or rows * columns > max(8 * ROWS, 16 * len(blob)):
         what = f"{rows:,} rows of {columns:,} columns"
         raise ValueError(f"it promises {what} in {len(blob):,} bytes, which no bars fit into")
@@ -279,9 +312,17 @@ def _from_sheet(sheet) -> pd.DataFrame:
 
 def _from_json(blob: bytes) -> pd.DataFrame:
     _check_json(len(blob))
-    # A list takes two bytes here and sixty in memory; one of a bar's four prices and time has more than ten.
+    # A list takes two bytes here and sixty in memory; one of a bar's four prices and time has more than ten. A number
+    # takes two and eight; one of a bar has seven or more, but for volumes of zero.
     if blob.count(b"[") + blob.count(b"{") > 1000 + len(blob) // 10:
         raise ValueError("it has more lists than bars could fill")
+    if blob.count(b",") > 1000 + len(blob) // 4:
+        raise ValueError("it has more values than bars could fill")
+    largest, *_, fifth = _largest_lists(blob)
+    if largest > PIECE and fifth < largest // 50:
+        raise ValueError(
+            f"one of its lists or objects has {largest:,} bytes; bars are rows, or five lists of one length"
+        )
     text = _decode(blob)[0]
     try:
         data = json.loads(text)
@@ -296,6 +337,18 @@ def _from_json(blob: bytes) -> pd.DataFrame:
     found = [(symbol, table) for symbol, table in found if len(table) > largest / 10]  # not a list of warnings
     tables = [_with_symbol(table, symbol) for symbol, table in found]
     return pd.concat(tables, ignore_index=all(isinstance(table.index, pd.RangeIndex) for table in tables))
+
+
+def _largest_lists(blob: bytes) -> list[int]:
+    """Return the bytes of the five longest stretches without a bracket, longest first."""
+    found, last = [0] * 5, -1
+    marks = np.frombuffer(blob, np.uint8)
+    for begin in range(0, len(marks), PIECE):
+        at = begin + np.flatnonzero(_IS_BRACKET[marks[begin : begin + PIECE]])
+        lengths = np.diff(at, prepend=last)
+        found = sorted([*found, *lengths[lengths > PIECE // 50].tolist()])[-5:]
+        last = int(at[-1]) if len(at) else last
+    return sorted([*found, len(marks) - last])[:0:-1]
 
 
 def _with_symbol(table: pd.DataFrame, symbol: str) -> pd.DataFrame:
@@ -325,6 +378,7 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
     symbol = next((name for name in names if isinstance(name, str) and len(name) <= 30), symbol)
     zone = next((v for part in beside for key, v in part.items() if key.lower().endswith("time zone")), zone)
     if set(data) >= {"columns", "data"} and isinstance(data["columns"], list):
+        _check_columns(len(data["columns"]))
         if isinstance(data["data"], list) and all(isinstance(row, list) for row in data["data"]):
             _check_common(data["data"])
         yield symbol, pd.DataFrame(data["data"], index=data.get("index"), columns=data["columns"])
@@ -333,8 +387,7 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
     plain = {key for key, value in lists.items() if value and not isinstance(value[0], list | dict)}
     longest = max((len(lists[key]) for key in plain), default=0)
     if len(columns := {key: lists[key] for key in plain if len(lists[key]) == longest}) >= 4:
-        if len(columns) > COLUMNS:
-            raise ValueError(f"it has {len(columns):,} columns")
+        _check_columns(len(columns))
         yield symbol, pd.DataFrame({key: columns[key] for key in data if key in columns})
         return
     inner = {key: value for key, value in data.items() if isinstance(value, dict)}
@@ -354,16 +407,17 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
 def _as_table(rows: list) -> pd.DataFrame:
     """Make a table of rows, which are lists or objects. Errors: as `_check_common`."""
     rows = [_flat(row) if isinstance(row, dict) else row for row in rows]
-    _check_common(rows)
+    _check_columns(_check_common(rows))
     return pd.DataFrame(rows)
 
 
-def _check_common(rows: list) -> None:
-    """Raise ValueError for rows of which a table would be mostly empty, and take any amount of memory."""
+def _check_common(rows: list) -> int:
+    """Return how many cells differ; ValueError for rows of which a table would be mostly empty, and of any size."""
     same = all(isinstance(row, dict) for row in rows)
     width = len(set().union(*rows)) if same else max(map(len, rows), default=0)
     if width * len(rows) > 100_000 + 8 * sum(map(len, rows)):
         raise ValueError(f"its rows have too little in common: {len(rows):,} rows, {width:,} different cells")
+    return width
 
 
 def _flat(row: dict, depth: int = 2) -> dict:

@@ -13,18 +13,19 @@ from typing import IO
 PACKED = {"gz": gzip, "bz2": bz2, "xz": lzma}  # by the end of a name
 PIECE = 1 << 20  # bytes that come out at once
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be read piece by piece
-Check = Callable[[str, bytes], None]  # sees name and each piece of what comes out, and may raise before there is more
+# Sees name, each piece of what comes out, and how many bytes came before it; may raise before there is more.
+Check = Callable[[str, bytes, int], None]
 
 
 class NotUnpacked(ValueError):
     """Packed bytes that are damaged, of another kind, or that hold more than they may."""
 
 
-def unpack(blob: bytes, name: str, limit: int, check: Check | None = None) -> tuple[str, bytes]:
+def unpack(packed: IO[bytes], name: str, limit: int, check: Check | None = None) -> tuple[str, bytes]:
     """Return name and content, of at most `limit` bytes, of what a name of PACKED has packed; NotUnpacked else."""
     stem, _, kind = name.rpartition(".")
     try:
-        with PACKED[kind].open(io.BytesIO(blob)) as file:  # several members too
+        with PACKED[kind].open(packed) as file:  # several members too
             return stem, _gather(file, stem, limit, check)
     except NotUnpacked:
         raise
@@ -34,10 +35,10 @@ def unpack(blob: bytes, name: str, limit: int, check: Check | None = None) -> tu
         raise NotUnpacked(f"it is not .{kind} that can be read ({error})") from None
 
 
-def unzip(blob: bytes, limit: int, check: Check | None = None) -> tuple[str, bytes]:
+def unzip(packed: IO[bytes], limit: int, check: Check | None = None) -> tuple[str, bytes]:
     """Return name and content, of at most `limit` bytes, of the one file in a zip; NotUnpacked else."""
     try:
-        with zipfile.ZipFile(io.BytesIO(blob)) as box:
+        with zipfile.ZipFile(packed) as box:
             # macOS adds a shadow of each file.
             members = [m for m in box.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
             if len(members) != 1:
@@ -56,7 +57,7 @@ def _gather(file: IO[bytes], name: str, limit: int, check: Check | None) -> byte
     out = io.BytesIO()  # read(), told how much, holds it twice
     while out.tell() <= limit and (piece := file.read(PIECE)):  # whatever the file says of itself
         if check:
-            check(name, piece)
+            check(name, piece, out.tell())
         out.write(piece)
     if out.tell() > limit:
         raise NotUnpacked(f"it unpacks to more than {limit:,} bytes")
