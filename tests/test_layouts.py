@@ -106,6 +106,7 @@ def german(value):
 
 K = [f"{v:.3f}K" for v in D["volume"]]  # 12.345K: the volume times a thousand
 AV = {at(D, DAY)[i]: {f"{k + 1}. {c}": str(D[c].iloc[i]) for k, c in enumerate(OHLCV)} for i in range(len(D))}
+AV_HOURS = {at(H, ISO)[i]: {f"{k + 1}. {c}": str(H[c].iloc[i]) for k, c in enumerate(OHLCV)} for i in range(len(H))}
 PANEL = pd.concat({"BTC-USD": D.rename(columns=str.title), "ETH-USD": (D / 20).rename(columns=str.title)}, axis=1)
 YF = "Price,Close,High,Low,Open,Volume\nTicker,BTC-USD,BTC-USD,BTC-USD,BTC-USD,BTC-USD\nDate,,,,,\n"
 MT5 = "<DATE>\t<TIME>\t<OPEN>\t<HIGH>\t<LOW>\t<CLOSE>\t<TICKVOL>\t<VOL>\t<SPREAD>"
@@ -184,7 +185,7 @@ LAYOUTS = {
     "Kraken download": ("XBTUSD_60.csv", csv(H, "", s(H), *OHLCV, np.arange(3, 43)), {"BTCUSD_1h": H}),
     "Coinbase REST": ("BTC-USD_1h.json", json.dumps(rows(H, s(H), "low", "high", "open", "close", "volume", newest_first=True)), {"BTCUSD_1h": H}),
     "Coinbase Advanced": ("BTC-USD.json", json.dumps({"candles": records("start low high open close volume", texts(rows(H, s(H), "low", "high", "open", "close", "volume", newest_first=True)))}), {"BTCUSD_1h": H}),
-    "Bitfinex REST": ("tBTCUSD_1h.json".replace("tBTC", "BTC"), json.dumps(rows(H, ms(H), "open", "close", "high", "low", "volume", newest_first=True)), {"BTCUSD_1h": H}),
+    "Bitfinex REST": ("tBTCUSD_1h.json", json.dumps(rows(H, ms(H), "open", "close", "high", "low", "volume", newest_first=True)), {"BTCUSD_1h": H}),
     "KuCoin": ("BTC-USDT_1h.json", json.dumps({"code": "200000", "data": texts(rows(H, s(H), "open", "close", "high", "low", "volume", money(H), newest_first=True))}), {"BTCUSDT_1h": H}),
     "Gate.io": ("BTC_USDT_1h.json", json.dumps(texts(rows(H, s(H), money(H), "close", "high", "low", "open", "volume", *same(H, "true")))), {"BTCUSDT_1h": H}),
     "HTX": ("btcusdt_1h.json", json.dumps({"ch": "market.btcusdt.kline.60min", "status": "ok", "ts": 17, "data": HTX}), {"BTCUSDT_1h": H}),
@@ -205,6 +206,8 @@ LAYOUTS = {
     "Polygon": ("polygon.json", json.dumps({"ticker": "X:BTCUSD", "queryCount": 40, "results": POLYGON, "status": "OK"}), {"BTCUSD_1h": H}),
     "Polygon flat files": ("2024-01.csv.gz", gzip.compress(csv(H, "ticker,volume,open,close,high,low,window_start,transactions", *same(H, "X:BTC-USD"), "volume", "open", "close", "high", "low", ms(H) * 10**6, *same(H, 7)).encode()), {"BTCUSD_1h": H}),
     "Alpha Vantage": ("BTCUSD.json", json.dumps({"Meta Data": {"1. Information": "Daily", "2. Symbol": "BTC"}, "Time Series (Daily)": AV}), {"BTCUSD_1d": D}),
+    "Alpha Vantage, hours of a coin": ("av.json", json.dumps({"Meta Data": {"1. Information": "Crypto Intraday (60min) Time Series", "2. Digital Currency Code": "BTC", "3. Digital Currency Name": "Bitcoin", "4. Market Code": "USD", "7. Interval": "60min", "9. Time Zone": "UTC"}, "Time Series Crypto (60min)": AV_HOURS}), {"BTCUSD_1h": H}),
+    "Alpha Vantage, hours of a currency": ("fx.json", json.dumps({"Meta Data": {"1. Information": "FX Intraday (60min) Time Series", "2. From Symbol": "EUR", "3. To Symbol": "USD", "5. Interval": "60min", "7. Time Zone": "UTC"}, "Time Series FX (60min)": AV_HOURS}), {"EURUSD_1h": H}),
     "Alpha Vantage CSV": ("BTCUSD_daily.csv", csv(D, "timestamp,open,high,low,close,volume", at(D, DAY), *OHLCV, newest_first=True), {"BTCUSD_1d": D}),
     "Twelve Data": ("td.json", json.dumps({"meta": {"symbol": "BTC/USD", "interval": "1h"}, "values": records("datetime open high low close volume", texts(rows(H, at(H, ISO), *OHLCV, newest_first=True))), "status": "ok"}), {"BTCUSD_1h": H}),
     "Tiingo": ("BTCUSD.csv", csv(H, "date,open,high,low,close,tradesDone,volume,volumeNotional", at(H, "%Y-%m-%dT%H:%M:%S+00:00"), *PRICES, *same(H, 5.0), "volume", money(H)), {"BTCUSD_1h": H}),
@@ -246,6 +249,11 @@ LAYOUTS = {
     "ticks": ("BTCUSDT-trades.csv".replace("-trades", "_ticks"), csv(H, "time,price,qty,side", ms(H), "close", "volume", *same(H, "buy")), "nothing read as open"),
     "QuantConnect Lean, deci-cents of a day": ("BTCUSDT_1h.csv", csv(H, "", (ms(H) - ms(H)[0]), *OHLCV), "would be 1970"),
     "Backtrader, openinterest": ("BTCUSDT_1h.csv", csv(H, "datetime,open,high,low,close,volume,openinterest", at(H, ISO), *OHLCV, *same(H, -1)), {"BTCUSDT_1h": H}),
+    "Glassnode": ("BTC_price_usd_ohlc_1h.json", json.dumps([{"t": r[0], "o": dict(zip("ohlc", r[1:], strict=True))} for r in rows(H, s(H), *PRICES)]), {"BTCUSD_1h": H[PRICES]}),
+    "Sierra Chart": ("BTCUSD_60min.txt", csv(H, "Date, Time, Open, High, Low, Last, Volume, NumberOfTrades, BidVolume, AskVolume", [f"{t.year}/{t.month}/{t.day}" for t in H.index], at(H, "%H:%M:%S.%f"), *OHLCV, *same(H, 9, 1, 2), sep=", "), {"BTCUSD_1h": H}),
+    "Databento, fixed point": ("BTCUSDT_ohlcv-1h.csv", csv(H, "ts_event,rtype,publisher_id,instrument_id,open,high,low,close,volume", ms(H) * 10**6, *same(H, 35, 1, 1234), *(np.rint(H[c] * 1e9).astype(int) for c in PRICES), "volume"), {"BTCUSDT_1h": H}),
+    "Databento, decimals": ("BTCUSDT_ohlcv-1h.csv", csv(H, "ts_event,rtype,publisher_id,instrument_id,open,high,low,close,volume", at(H, "%Y-%m-%dT%H:%M:%S.000000000Z"), *same(H, 35, 1, 1234), *OHLCV), {"BTCUSDT_1h": H}),
+    "Excel, days as numbers": ("BTCUSDT_1h.xlsx", H.tz_localize(None).reset_index(names="Date").assign(Date=lambda t: (t["Date"] - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")), {"BTCUSDT_1h": H}),
     "vectorbt, two levels of columns": ("crypto.parquet", PANEL, {"BTCUSD_1d": D, "ETHUSD_1d": D / 20}),
     "an API's error in place of bars": ("BTCUSDT_1h.json", json.dumps({"code": -1121, "msg": "Invalid symbol."}), "no rows of bars in it"),
     "a page of HTML in place of bars": ("BTCUSDT_1h.csv", "<html><body>Sign in to the network</body></html>\n", "holds no rows"),
@@ -301,6 +309,10 @@ def test_a_layout_is_read_right_or_refused(tmp_path, layout):
         ("BINANCE:BTCUSDT.P", "BTCUSDT"),
         ("X:BTCUSD", "BTCUSD"),
         ("KRW-BTC", "BTCKRW"),
+        ("tBTCUSD", "BTCUSD"),
+        ("tDOGE:USD", "DOGEUSD"),
+        ("tBTC-USD", "TBTCUSD"),
+        ("PERP_USDT", "PERPUSDT"),
         ("EUR-USD", "EURUSD"),
         ("BTC-USDT-SWAP", "BTCUSDT"),
         ("BTC_USDT_USDT", "BTCUSDT"),

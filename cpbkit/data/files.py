@@ -28,7 +28,7 @@ from cpbkit.data.klines import (
     stamp,
     validate,
 )
-from cpbkit.data.layouts import OTHER_NAMES, Sheet, read_sheets, read_symbol
+from cpbkit.data.layouts import BITFINEX, OTHER_NAMES, Sheet, read_sheets, read_symbol
 from cpbkit.data.request import Order, listing_of, usable
 from cpbkit.data.tables import KINDS, load, with_index
 from cpbkit.data.venue import Contract
@@ -315,8 +315,10 @@ def read_name(name: str) -> tuple[str, str]:
         if (found := find_interval(word)) and not (word.isalpha() and word not in ("d", "daily", "hourly", "minute")):
             interval = interval or found
             rest = f"{rest[: match.start()]}{' ' * len(match[1])}{rest[match.end() :]}"
-    upper = rest.upper()
-    for quote in QUOTES:
+    rest = re.sub(BITFINEX, r"\1\2", rest)
+    # Without the words that are no symbols, as in BTC_price_usd_ohlc, unless nothing is left: PERP and DATA are coins.
+    bare = re.sub(r"[A-Za-z]+[-_ .,()]*", lambda m: "" if m[0].strip("-_ .,()").lower() in WORDS else m[0], rest)
+    for upper, quote in itertools.product((bare.upper(), rest.upper()), QUOTES):
         pair = re.search(rf"(?<![A-Z])(?:BINANCE|BYBIT|OKX)?[-_ ]*([A-Z0-9]{{2,15}}?)[-_/]?{quote}(?![A-Z])", upper)
         if pair:
             return read_symbol(pair[1] + quote), interval

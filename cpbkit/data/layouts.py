@@ -47,6 +47,7 @@ ORDERS = ("open high low close", "low high open close", "open close high low", "
 ARCHIVE = (*OHLCV, "close_time", "quote_volume", "trades", "taker_buy_volume", "taker_buy_quote", "ignore")
 MONEY = "USDT USDC FDUSD TUSD USDP BUSD DAI USD1 USDE EURI AEUR USD EUR GBP JPY KRW TWD TRY BRL AUD".split()
 OTHER_NAMES = {"XBT": "BTC", "XXBT": "BTC", "XDG": "DOGE", "BITCOIN": "BTC", "ETHEREUM": "ETH"}
+BITFINEX = re.compile(r"(?<![A-Za-z0-9])t(?=[A-Z0-9:]{6})([A-Z0-9]{3,}):?([A-Z0-9]{3,})(?![A-Za-z0-9])")  # tBTCUSD
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_sheets(table: pd.DataFrame, where: str) -> list[Sheet]:
 
 def read_symbol(text: str) -> str:
     """Return the symbol that a spelling means, "" for none: BTC/USDT, XBTUSD, BINANCE:BTCUSDT, KRW-BTC, BTC-USD."""
-    text = text.strip().upper()
+    text = re.sub(BITFINEX, r"\1\2", text.strip()).upper()
     before, colon, after = text.partition(":")
     if colon:
         text = before if "/" in before else after  # BTC/USDT:USDT of ccxt, or a venue's name in front
@@ -223,6 +224,10 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     read = functools.partial(_written, commas=commas)
     columns = {name: read_numbers(table[found[name]], name, where, read) for name in SPELLINGS if name in found}
     frame = pd.DataFrame(columns)
+    whole = all(pd.api.types.is_integer_dtype(table[found[name]]) for name in OHLC)
+    if whole and {"tsevent", "rtype"} <= set(plain):
+        frame[list(OHLC)] /= 1e9
+        notes.append("Prices were read as billionths, as Databento writes them.")
     _order_volumes(frame, notes)
     if "volume" in frame and frame["volume"].isna().all():  # of an index: a column of blanks
         del frame["volume"]
@@ -297,6 +302,8 @@ def _read_starts(
         notes.append(f"Only close times stand there ({end.name}); each bar starts {interval} earlier.")
         return pd.DatetimeIndex(ns, tz="UTC"), interval
     opened = times.read_times(start, where)
+    if times.are_serials(start):
+        notes.append("Times were read as days since 1900, as Excel counts them.")
     if not times.has_zone(start):
         if re.match(r"DAT_(ASCII|MT|NT|XLSX|MS)_", where):
             opened += pd.Timedelta(hours=5)

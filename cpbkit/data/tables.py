@@ -49,6 +49,10 @@ SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their 
 SYMBOL = -1  # the column of symbols where columns are numbered
 NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")  # cells that mean none
 _IS_BRACKET = np.isin(np.arange(256), list(b"[]{}"))
+SYMBOL_KEYS = (  # of JSON, beside the rows: one name, or two that make one
+    *(("symbol",), ("ticker",), ("pair",)),
+    *(("digital currency code", "market code"), ("from symbol", "to symbol")),
+)
 MARGIN = ("schema", "index", "columns", "data")  # of pandas' own JSON
 
 
@@ -374,9 +378,10 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
     if not isinstance(data, dict):
         return
     beside = [data, *(value for value in data.values() if isinstance(value, dict))]  # "meta": {"symbol": ...}
-    names = [part.get(key) for part in beside for key in ("symbol", "ticker", "pair")]
-    symbol = next((name for name in names if isinstance(name, str) and len(name) <= 30), symbol)
-    zone = next((v for part in beside for key, v in part.items() if key.lower().endswith("time zone")), zone)
+    told = [_unnumbered(part) for part in beside if len(part) <= 100]
+    names = ["".join(part.get(key, "") for key in keys) for part in told for keys in SYMBOL_KEYS]
+    symbol = next((name for name in names if 0 < len(name) <= 30), symbol)
+    zone = next((part["time zone"] for part in told if "time zone" in part), zone)
     if set(data) >= {"columns", "data"} and isinstance(data["columns"], list):
         _check_columns(len(data["columns"]))
         if isinstance(data["data"], list) and all(isinstance(row, list) for row in data["data"]):
@@ -402,6 +407,12 @@ def _find_rows(data: object, symbol: str, depth: int, zone: str = "") -> Iterato
         least = 3 if several else 5  # Kraken's {"XXBTZUSD": [...]}, and {"BTC": [...], "ETH": [...]}
         as_symbol = key.lower() not in MARGIN and re.fullmatch(rf"[A-Z0-9/_.:-]{{{least},30}}", key)
         yield from _find_rows(value, key if as_symbol else symbol, depth + 1, zone)
+
+
+def _unnumbered(part: dict) -> dict[str, str]:
+    """Return the texts of an object; Alpha Vantage numbers their names: "2. Symbol"."""
+    texts = {key: value for key, value in part.items() if isinstance(value, str)}
+    return {re.sub(r"^\d+[.:)] *", "", key).lower(): value for key, value in texts.items()}
 
 
 def _as_table(rows: list) -> pd.DataFrame:

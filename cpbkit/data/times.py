@@ -10,8 +10,8 @@ from cpbkit.errors import DataError
 # Column spellings seen in the wild, in letters and digits only. Of several the first in this order counts.
 STARTS = tuple(
     "opentimems opentime openat candlebegintime timeperiodstart timeopen starttime windowstart unixtimestamp unix"
-    " unixtime timestamp ts datetimeutc datetime gmttime localtime timeutc time dateutc date tradedate start begin"
-    " index t zeit datum fecha data 日期 时间 時間 ticks unnamed0 level0".split()
+    " unixtime timestamp ts tsevent datetimeutc datetime gmttime localtime timeutc time dateutc date tradedate start"
+    " begin index t zeit datum fecha data 日期 时间 時間 ticks unnamed0 level0".split()
 )
 ENDS = tuple("closetimems closetime timeperiodend timeclose endtime closeat".split())
 # Times that are not ISO 8601. Day first and month first are both tried: one of them must fail.
@@ -21,6 +21,7 @@ _DAYS = [
 ]
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I-%p", " %H%M%S", " %H%M")
 FORMATS = tuple(f"{day}{clock}" for day in _DAYS for clock in _CLOCKS)
+_SERIALS = 29_221, 73_051  # 1980 and 2100 in days since 1899-12-30; as seconds all of them fall on 1970-01-01
 # After a time of day an offset, the name of UTC, or both; after a day its name alone.
 _ZONE = re.compile(
     r"(?P<kept>:\d{2}(?:\.\d+)?|\d(?=\s+(?:UTC|GMT)$))\s*"
@@ -46,9 +47,9 @@ def joined(table: pd.DataFrame, date: str, clock: str) -> pd.Series:
 
 
 def is_clock(column: pd.Series) -> bool:
-    """Say whether a column holds times of day: 09:31, 09:31:00, 0931 or 093100."""
+    """Say whether a column holds times of day: 09:31, 09:31:00, 09:31:00.000000, 0931 or 093100."""
     first = column.iloc[0] if len(column) else ""
-    return isinstance(first, str) and bool(re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?|\d{4}|\d{6}", first.strip()))
+    return isinstance(first, str) and bool(re.fullmatch(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?|\d{4}|\d{6}", first.strip()))
 
 
 def read_times(column: pd.Series, where: str) -> pd.DatetimeIndex:
@@ -84,6 +85,11 @@ def holds_times(column: pd.Series, where: str) -> bool:
     return True
 
 
+def are_serials(column: pd.Series) -> bool:
+    """Say whether a column holds days since 1900, as Excel counts them: 45292.5 is the noon of 2024-01-01."""
+    return pd.api.types.is_numeric_dtype(column) and bool(column.between(*_SERIALS).all())
+
+
 def _since_1970(numbers: pd.Series, where: str) -> pd.Series:
     x = numbers.to_numpy(float, na_value=np.nan)
     if not np.isfinite(x).any():
@@ -93,6 +99,8 @@ def _since_1970(numbers: pd.Series, where: str) -> pd.Series:
         written = pd.to_datetime(numbers.astype("Int64").astype(str), format=digits, errors="coerce", utc=True)
         if written.notna().all():
             return written
+    if are_serials(numbers):
+        return pd.Timestamp("1899-12-30", tz="UTC") + pd.to_timedelta(np.rint(numbers * 86_400), unit="s")
     unit = np.select([x < 1e11, x < 1e14, x < 1e17], [1_000_000_000, 1_000_000, 1_000], 1)  # s, ms, us, else ns
     if numbers.dtype.kind in "iu":
         ns = numbers.to_numpy(np.int64) * unit
@@ -100,20 +108,25 @@ def _since_1970(numbers: pd.Series, where: str) -> pd.Series:
         whole = np.where(np.isfinite(x), x, 0)
         ns = np.floor(whole).astype(np.int64) * unit + np.rint((whole % 1) * unit).astype(np.int64)
     times = pd.Series(pd.DatetimeIndex(ns, tz="UTC")).where(np.isfinite(x))
-    if times.min().year < 1980 or times.max().year > 2100:
+    if (strange := (times.dt.year < 1980) | (times.dt.year > 2100)).any():
+        row = int(strange.argmax())
         raise DataError(
-            f"{where}: times are read as seconds, ms, us or ns since 1970; {numbers.iloc[0]} would be "
-            f"{times.iloc[0]}. Write times as 2025-01-31 00:00"
+            f"{where}: times are read as seconds, ms, us or ns since 1970; {_row(numbers, row)}, which would be "
+            f"{times.iloc[row]}. Write times as 2025-01-31 00:00"
         )
     return times
 
 
+def _row(column: pd.Series, row: int) -> str:
+    last = ", the last row: was the file cut there?" if 0 < row == len(column) - 1 else ""
+    return f"row {row + 1} has {str(column.iloc[row])[:60]!r}{last}"
+
+
 def _from_words(column: pd.Series, where: str) -> pd.Series:
     text = column.astype(str).str.strip()
-    try:
-        return pd.to_datetime(text, format="ISO8601", utc=True)
-    except ValueError:
-        pass
+    written = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
+    if written.notna().all():
+        return written
     zone = text.str.extract(_ZONE)
     if zone["kept"].notna().all():
         hours, minutes = (pd.to_numeric(zone[part]).fillna(0) for part in ("hours", "minutes"))
@@ -121,12 +134,17 @@ def _from_words(column: pd.Series, where: str) -> pd.Series:
         bare = text.str.replace(_ZONE, lambda match: match["kept"], regex=True)
         return _from_words(bare, where) - pd.to_timedelta(offset, unit="h")
     readings: dict[bytes, tuple[str, pd.Series]] = {}  # by what they say
+    most = written  # of all ways to read them, that which reads most
     for form in FORMATS:
         if pd.notna(pd.to_datetime(text.iloc[0], format=form, errors="coerce")):
             times = pd.to_datetime(text, format=form, errors="coerce", utc=True)
             if times.notna().all():
                 readings.setdefault(pd.DatetimeIndex(times).asi8.tobytes(), (form, times))
+            most = max(most, times, key=pd.Series.count)
     if len(readings) == 1:
         return next(iter(readings.values()))[1]
+    if not readings and most.notna().iloc[0]:
+        row = int(most.isna().argmax())
+        raise DataError(f"{where}: {_row(text, row)}; it is no time like {text.iloc[0]!r}. Mend or drop it")
     why = f"can be read as {' and as '.join(form for form, _ in readings.values())}" if readings else "cannot be read"
     raise DataError(f"{where}: times such as {text.iloc[0]!r} {why}. Write them as 2025-01-31 00:00")
