@@ -223,6 +223,8 @@ LAYOUTS = {
     "Stooq, days": ("btcusd_d.csv", csv(D, "Date,Open,High,Low,Close,Volume", at(D, DAY), *OHLCV), {"BTCUSD_1d": D}),
     "Stooq, bulk": ("btcusd.txt", csv(H, "<TICKER>,<PER>,<DATE>,<TIME>,<OPEN>,<HIGH>,<LOW>,<CLOSE>,<VOL>,<OPENINT>", *same(H, "BTCUSD", "60"), at(H, "%Y%m%d"), at(H, "%H%M%S"), *OHLCV, *same(H, 0)), {"BTCUSD_1h": H}),
     "NinjaTrader": ("BTCUSD_15m.txt", csv(Q, "", at(Q, "%Y%m%d %H%M%S"), *OHLCV, sep=";"), {"BTCUSD_15m": Q}),
+    "NinjaTrader, its own name": ("BTCUSD.Last.txt", csv(Q, "", at(Q.set_axis(Q.index + pd.Timedelta("15min")), "%Y%m%d %H%M%S"), *OHLCV, sep=";"), {"BTCUSD_15m": Q}),
+    "BitMEX, closes": ("XBTUSD_1h.csv", csv(H, "timestamp,symbol,open,high,low,close,trades,volume", at(H.set_axis(H.index + pd.Timedelta("1h")), "%Y-%m-%dT%H:%M:%S.000Z"), *same(H, "XBTUSD"), *PRICES, *same(H, 12), "volume"), {"BTCUSD_1h": H}),
     "TradeStation": ("BTCUSD_15m.txt", csv(Q, '"Date","Time","Open","High","Low","Close","Vol","OI"', at(Q, "%m/%d/%Y"), at(Q, "%H:%M"), *OHLCV, *same(Q, 0)), {"BTCUSD_15m": Q}),
     "Nasdaq.com": ("AAPL.csv", csv(D, "Date,Close/Last,Volume,Open,High,Low", at(D, "%m/%d/%Y"), [f"${x}" for x in D["close"]], "volume", *([f"${x}" for x in D[c]] for c in ("open", "high", "low")), newest_first=True), {"AAPL_1d": D}),
     "WSJ": ("AAPL.csv", csv(D, "Date, Open, High, Low, Close, Volume", at(D, "%m/%d/%y"), *OHLCV, newest_first=True), {"AAPL_1d": D}),

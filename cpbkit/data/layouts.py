@@ -138,6 +138,10 @@ def _named(table: pd.DataFrame, where: str) -> tuple[pd.DataFrame, list[str]]:
         if order == ORDERS[0] and width in (6, 12)
         else [f"No header; the columns were read as time, {', '.join(said)}."]
     )
+    if width == 5:
+        notes.append(
+            "CoinGecko stamps such rows by their close: if these are its, name the columns, the first close_time."
+        )
     return table.set_axis(["time", *(names.get(i, f"column {i + 2}") for i in range(width - 1))], axis=1), notes
 
 
@@ -212,6 +216,8 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     _find_volumes(table, plain, found, notes, where)
     start = _find_time(table, plain)
     end = next((plain[name] for name in times.ENDS if name in plain), None)
+    if end is None and start is not None and _is_stamped_by_close(table, plain, where):
+        start, end = None, str(start.name)
     absent = ["time"] if start is None and end is None else []
     absent += [name for name in OHLC if name not in found]
     if absent:
@@ -251,6 +257,15 @@ def _find_time(table: pd.DataFrame, plain: dict[str, str]) -> pd.Series | None:
     if named is None and "id" in plain and "amount" in plain:  # HTX calls the second a bar starts at its id
         named = plain["id"]
     return None if named is None else table[named]
+
+
+def _is_stamped_by_close(table: pd.DataFrame, plain: dict, where: str) -> bool:
+    """Say whether the one time of a bar is that of its close, as NinjaTrader and BitMEX write it."""
+    if where.endswith(".Last.txt"):
+        return True
+    if not {"timestamp", "symbol", "trades"} <= set(plain):
+        return False
+    return "homenotional" in plain or bool(table[plain["symbol"]].astype(str).str.startswith("XBT").all())
 
 
 def _may_be_times(column: pd.Series) -> bool:
