@@ -15,6 +15,7 @@ from hub_server import serve_hub
 
 from benchmarks.archive_server import make_rows, serving
 from cpbkit import __version__
+from cpbkit.views.controls import WIDGET
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SETTINGS = configparser.ConfigParser()
@@ -316,6 +317,11 @@ def test_it_runs_on_a_cpu(path, desk):
     assert len(shown) >= figures
     mute = [o for o in outputs if "image/png" in o.get("data", {}) and not o.metadata.get("image/png", {}).get("alt")]
     assert not mute, "a picture without words"
+    live = [one for one in data if WIDGET in one]
+    assert all("image/png" in one or not one["text/plain"] for one in live), "no picture stands where no widget lives"
+    assert path.stem != "04_sweep" or any("image/png" in one for one in live), (
+        "the menu, as VS Code and nbconvert see it"
+    )
     said = "".join([*(one.get("text/plain", "") for one in data), *(output.get("text", "") for output in outputs)])
     assert "PosixPath(" not in said and notebook.cells[-1].outputs
     if path.stem in ("05_verdict", "06_publish") and "04_sweep" in through:

@@ -174,10 +174,13 @@ def test_a_folder_that_cannot_be_written_is_told_once(place, caplog):
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_colab_keeps_runs_on_drive_where_it_may(monkeypatch, tmp_path, refused):
+    asked = []
+
     def mount(path):
-        assert path == str(workspaces.DRIVE)
+        asked.append(path)
         if refused:
             raise ValueError("mount failed")
+        (tmp_path / "drive" / "MyDrive").mkdir(parents=True)
 
     colab = ModuleType("google.colab")
     colab.drive = SimpleNamespace(mount=mount)
@@ -189,6 +192,7 @@ def test_colab_keeps_runs_on_drive_where_it_may(monkeypatch, tmp_path, refused):
     assert place.kept == (None if refused else tmp_path / "drive" / "MyDrive" / "cpbkit" / "runs")
     assert ("Drive is not mounted (ValueError: mount failed)" in repr(place)) == refused
     assert cpb.workspace(runs=tmp_path / "runs") is place  # the cell may be run again
+    assert asked == [str(tmp_path / "drive")] * (1 + refused), "once, and again only where it was refused"
     place.close()
 
 

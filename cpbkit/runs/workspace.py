@@ -180,7 +180,10 @@ def workspace(keep: str | os.PathLike | None = None, runs: str | os.PathLike = "
 
 
 def _mount_drive() -> tuple[Path | None, str]:
-    """Return the folder on Drive, or none and why."""
+    """Return the folder on Drive, which is asked for where it is not there yet, or none and why."""
+    kept = DRIVE / "MyDrive" / "cpbkit" / "runs"
+    if (DRIVE / "MyDrive").is_dir():  # by an earlier cell: to ask again would print what is no concern of this one
+        return kept, ""
     try:
         from google.colab import drive
 
@@ -189,7 +192,7 @@ def _mount_drive() -> tuple[Path | None, str]:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         lost = "what is here is lost with this machine; run the cell again to allow it"
         return None, f"Drive is not mounted ({reason}), so {lost}"
-    return DRIVE / "MyDrive" / "cpbkit" / "runs", ""
+    return kept, ""
 
 
 def _files(run: Path) -> list[Path]:
