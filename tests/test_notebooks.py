@@ -318,7 +318,7 @@ def test_it_runs_on_a_cpu(path, desk):
     mute = [o for o in outputs if "image/png" in o.get("data", {}) and not o.metadata.get("image/png", {}).get("alt")]
     assert not mute, "a picture without words"
     live = [one for one in data if WIDGET in one]
-    assert all("image/png" in one or not one["text/plain"] for one in live), "no picture stands where no widget lives"
+    assert all("image/png" in one or not one["text/plain"] for one in live), f"no picture where no widget lives: {live}"
     assert path.stem != "04_sweep" or any("image/png" in one for one in live), (
         "the menu, as VS Code and nbconvert see it"
     )

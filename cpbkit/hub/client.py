@@ -1,10 +1,11 @@
 """The Hub, spoken to through huggingface_hub: one token, one way to fail, and tries again where a try may help."""
 
+import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from cpbkit.errors import CpbkitError
 
@@ -76,7 +78,8 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
     """
     for attempt in range(1, TRIES + 1):
         try:
-            return call()
+            with _without_bars():
+                return call()
         except HFValidationError as error:
             raise HubError(f"{what}: a repository is named user/name; {error}") from None
         except (RepositoryNotFoundError, EntryNotFoundError) as error:
@@ -111,6 +114,19 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
             log.info("%s: %s; try %d of %d", what, reason, attempt, TRIES)
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise HubError(f"{what}: {reason}, {TRIES} times. What was there is as it was; the same call goes on")
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Let the client draw no bar per file: they are widgets, of which a saved notebook keeps the 0 % they began at."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def read(api: HfApi, repo: str, name: str, revision: str, limit: int, kind: str = "model") -> bytes:
