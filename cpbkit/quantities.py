@@ -31,6 +31,11 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
+def figure(value: float, digits: int = 6) -> str:
+    """Say a number in so many digits that count, large ones in full: `0.425049`, `106,809`, `1,773,460`."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:,.{digits}g}"
+
+
 def standing(
     done: int, total: int, share: float, seconds_left: float | None, at_most: bool, samples_per_second: float
 ) -> list[str]:

@@ -444,6 +444,7 @@ def test_the_table_of_a_notebook_has_each_verdict_in_its_colour_and_the_headline
     assert {(word, colour[cell]) for cell, word in words} == set(COLOURS.items()) and len(set(COLOURS.values())) == 3
     assert COLOURS["LOSES"] == "#c0392b" and COLOURS["BEATS"] == "#1a7f4b", "red and green"
     assert len(words) == 38 and page.endswith("<p><b>3 of 40 beat &amp; so on</b></p>")
+    assert page.count("<th ") == 10, "the head is a column where there are several"
 
 
 def test_one_hopeless_model_does_not_flatten_the_others():
@@ -649,6 +650,9 @@ def test_pyplot_is_never_loaded():
         (lambda: quantities.amount(840), "840"),
         (lambda: quantities.amount(11_800), "11.8 k"),
         (lambda: quantities.amount(1_240_000), "1.24 M"),
+        (lambda: quantities.figure(0.4250491), "0.425049"),
+        (lambda: quantities.figure(999_999.7), "1,000,000"),
+        (lambda: quantities.figure(-1_773_460.4, 4), "-1,773,460"),
         (lambda: quantities.counted(1, "gap"), "1 gap"),
         (lambda: quantities.counted(1204, "bar"), "1,204 bars"),
     ],

@@ -32,7 +32,7 @@ from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.results import MADE_UP, ResultLine
-from cpbkit.quantities import duration, standing
+from cpbkit.quantities import duration, figure, standing
 from cpbkit.texts import printable
 
 REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdicts take, and more for each series
@@ -303,7 +303,7 @@ def _verdict_text(table) -> str:
     for name, form in (("direction %", "{:.1f}"), ("IC", "{:+.3f}"), ("fee bp", "{:.1f}")):
         shown[name] = table[name].map(form.format, na_action="ignore").astype(object).fillna("")
     for name in ("rmse", "baseline rmse"):
-        shown[name] = [f"{value:.4g} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
+        shown[name] = [f"{figure(value, 4)} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
     width = shutil.get_terminal_size().columns
     while len((text := shown.to_string(index=False)).partition("\n")[0]) > width and len(shown.columns) > always:
         shown = shown.iloc[:, :-1]

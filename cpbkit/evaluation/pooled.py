@@ -164,7 +164,8 @@ def say_all(losses: Mapping[str, Mapping[str, Losses]], together: Mapping[str, P
 
     together: what `pool` made of the losses of each head.
     """
-    said = {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in together.items()}
+    several = {head: pooled for head, pooled in together.items() if pooled.series > 1}  # of one, its verdict says it
+    said = {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in several.items()}
     for head, parts in losses.items():
         if old := losses.get(head + OLD):
             pair = compare_pairs({"new": parts, "old": old}).iloc[0]

@@ -15,6 +15,7 @@ from cpbkit.config.experiment import to_json, vary
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
 from cpbkit.hub.client import HubError, ask, connect
+from cpbkit.quantities import figure
 from cpbkit.runs.folder import AUDIT, RunFolder
 from cpbkit.runs.sweep import fingerprint
 from cpbkit.runs.trained import Bars, TrainedModel
@@ -164,7 +165,7 @@ def _card(repo: str, experiment, results: list[ResultLine], audit: dict) -> Mode
                     f"{row['skill %']:+.2f}",
                     f"{row['low %']:+.2f} to {row['high %']:+.2f}",
                     row["best baseline"],
-                    f"{row['rmse']:.4g} {row['unit']}",
+                    f"{figure(row['rmse'], 4)} {row['unit']}",
                     str(row["windows"]),
                 )
                 for row in table.to_dict("records")

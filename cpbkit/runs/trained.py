@@ -22,6 +22,7 @@ from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
 from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import DataError, RunError
 from cpbkit.models import zoo
+from cpbkit.quantities import figure
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
 from cpbkit.windows.scaling import Scaler
@@ -68,7 +69,7 @@ class Forecast:
         return {**told, "last_bar": f"{self.last_bar:%Y-%m-%dT%H:%M}", "bars": rows}
 
     def __str__(self) -> str:
-        table = self.frame.to_string(float_format="{:,.6g}".format)
+        table = self.frame.to_string(float_format=figure)
         lines = [f"{self.series}, from the bar of {self.last_bar:%Y-%m-%d %H:%M} UTC", table]
         if self.synthetic:
             lines[0] += "  (synthetic: no market)"
@@ -83,7 +84,7 @@ class Forecast:
         after = rest[len(self.frame) + 2 :]  # the table's two head rows come before its H rows
         notes = "<br>".join(map(html.escape, after))
         bars = self.frame.tz_localize(None).rename_axis(None)  # of UTC, which the head says
-        table = bars.style.format("{:,.6g}", escape="html").to_html()
+        table = bars.style.format(figure, escape="html").to_html()
         return f"<div><b>{html.escape(head)}</b>{table}<small>{notes}</small></div>"
 
 

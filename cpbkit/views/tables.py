@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import pandas as pd
 from markupsafe import escape
 
+from cpbkit.quantities import figure
+
 COLOURS = {"BEATS": "#1a7f4b", "TIES": "#7a7a7a", "LOSES": "#c0392b"}  # readable on white and on dark grey
 
 
@@ -24,12 +26,15 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
             "p": table["p"].map("{:.3f}".format, na_action="ignore").fillna(""),
             "against": table["best baseline"],
             "against persistence %": table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore"),
-            "RMSE": [f"{value:.4g} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
-            "naive RMSE": table["baseline rmse"].map("{:.4g}".format),
+            "RMSE": [f"{figure(value, 4)} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
+            "naive RMSE": table["baseline rmse"].map(lambda value: figure(value, 4)),
             "windows": table["windows"],
         }
     )
+    if table["head"].nunique() == 1:
+        del shown["head"]  # its room keeps the others in one line
     styler = shown.style.hide(axis="index").format(escape="html").map(_colour, subset=["verdict"])
+    styler.set_properties(subset=["95 % interval", "RMSE"], **{"white-space": "nowrap"})
     return styler.to_html() + "".join(f"<p><b>{escape(line)}</b></p>" for line in headlines)
 
 
