@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def seen(**changes):
 
 CASES = {
     "DEVICE_BOUND": seen(),
-    "INCONCLUSIVE": seen(steps=3),
+    "INCONCLUSIVE": seen(steps=2),
     "NO_WORK_ON_GPU": seen(gpu_there=True),
     "DEBUG_MODE_ON": seen(modes=("anomaly detection is on",), shares={"data": 5}),
     "GPU_IDLE_OUTSIDE_STEPS": seen(shares={"outside": 0.8}),
@@ -77,6 +78,8 @@ CASES = {
     "FEW_THREADS": seen(threads=0.5, threads_line=LINE, starting=0.1),
     "SYNC_BOUND": seen(gpu_there=True, on_gpu=True, busy=0.3, waits=1, wait_lines=(LINE,)),
     "HOST_BOUND": seen(operators=3000, starting=0.95),
+    "TOO_MANY_THREADS": seen(threads=24, threads_line=LINE),
+    "WASTED_WORK": seen(unused=0.9),
 }
 
 
@@ -155,10 +158,10 @@ def test_the_source_around_a_line(tmp_path):
         "        v = f(a)\n"  # 9
     )
     name = str(file)
-    assert source.find_loop(name, 5) == source.Span(name, 2, 7, 3)
+    assert source.find_loops(name, 5) == [source.Span(name, 1, 9, 1), source.Span(name, 2, 7, 3)]
     assert source.is_without_gradients(name, 9) and not source.is_without_gradients(name, 4)
     assert source.find_keeping(name, 5, "loss") == 6
-    assert source.counts_only(source.find_loop(name, 9)) and not source.counts_only(source.find_loop(name, 5))
+    assert source.counts_only(source.find_loops(name, 9)[-1]) and not source.counts_only(source.find_loops(name, 5)[-1])
 
 
 # Real loops.
@@ -257,13 +260,86 @@ def test_weights_that_are_moved_by_hand_make_steps_too(monkeypatch):
     assert w.steps == len(batches) - 3
 
 
+def test_a_loop_trained_in_another_thread_by_two_optimisers_is_one_loop(monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.watch.MARKS", 0.0)
+    model, _, batches = make()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    kept = []
+
+    def train_step(x, y):
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        time.sleep(0.005)
+        return loss
+
+    def train():
+        for x, y in batches:
+            kept.append(train_step(x, y))  # the call whose result is kept
+
+    with watch(tell=False) as w:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert w.steps == len(batches) and w.seen().shares.get("outside", 0) == 0
+    found = attribute(dict(w._sampler.seen), w.roles.codes, w._step, (), w._backward)
+    assert found.loop.start == line_of("# the call whose " + "result is kept") - 1
+    assert w.seen().kept[0].startswith(f"{HERE.name}:{line_of('# the call whose ' + 'result is kept')}")
+
+
+def test_gradients_that_no_optimiser_uses_are_counted():
+    model, _, batches = make(width=32)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)  # the head: 33 numbers of 33 + 288
+    for frozen in (False, True):
+        model[0].requires_grad_(not frozen)
+        with watch(tell=False) as w:
+            for x, y in batches:
+                step(model, optimizer, x, y)
+        assert w.seen().unused == pytest.approx(0 if frozen else 288 / 321)
+
+
+class Probe(nn.Module):
+    """A part of it is frozen, as of a model that is fine-tuned."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.head = nn.Linear(400, 1500), nn.Linear(1500, 1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.frozen(x)
+        return self.head(x)
+
+
+def test_a_frozen_part_of_the_model_is_no_validation():
+    model, x = Probe(), torch.ones(256, 400)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    with watch(tell=False) as w:
+        for _ in range(40):
+            step(model, optimizer, x, torch.ones(256, 1))
+    assert w.seen().shares.get("validation", 0) == 0 and w.seen().shares["forward"] > 0.4
+
+
+def test_a_function_whose_lines_are_many_is_named_as_one():
+    lines = [
+        dataclasses.replace(LINE, line=i, seconds=0.8, kind="", caller=90, caller_file="/home/me/train.py")
+        for i in range(10, 16)
+    ]
+    lone = dataclasses.replace(LINE, seconds=1.1, kind="")
+    found = judge_loop(seen(python=(lone, *lines), shares={"rest": 2}))
+    assert found.verdict == "PYTHON_OR_IO_IN_STEP" and "train.py:10" in found.text and "at train.py:90" in found.text
+    assert "48%" in found.text, "six lines of 0.8 s in 10 s"
+
+
 def test_a_profiler_left_on_and_a_batch_of_one_are_seen():
     model, optimizer, batches = make()
     with watch(tell=False) as w, torch.autograd.profiler.profile():
         for x, y in batches:
             step(model, optimizer, x[:1], y[:1])
     assert w.seen().modes == ("a profiler of torch's is recording",)
-    assert w._find_batch_of_one(attribute({}, (), ()), w._counted[0]) is None  # without a line to show
+    assert w._find_small_batch(attribute({}, (), ()), w._counted[0]) == (1, None)  # without a line to show
     assert w.seen().mode_line.line == line_of("torch.autograd.profiler.profile()" + ":")
     assert {c.rows for c in w._counted} == {1}
 
@@ -278,7 +354,8 @@ def test_a_loader_of_single_samples_and_a_huge_embedding_are_named():
             head(table(x)).square().mean().backward()
             optimizer.step()
     found = attribute({}, w.roles.codes, w._step)
-    assert w._find_batch_of_one(found, w._counted[0]).line == line_of("# one by " + "one")
+    rows, line = w._find_small_batch(found, w._counted[0])
+    assert rows == 1 and "batch_size=1" in line.text
     assert w.seen().dense == (3000, (1, 12000))
 
 

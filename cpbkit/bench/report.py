@@ -205,7 +205,7 @@ def _presets(document: dict) -> list[str]:
         f"Skill: 1 - RMSE over that of the best naive forecast, after {document['training_seconds']:.0f} s of training",
         "or all epochs, on a few seeded series: those that can be forecast a little (limit: what any forecast of the",
         "close could reach), and others. None is shown where not one epoch fits into that time.",
-        "Floor: the arithmetic of an epoch's steps at the peak the GPU's maker states; MFU: its share of an epoch.",
+        "Roofline: the arithmetic of an epoch's steps at the peak the GPU's maker states; MFU: its share of an epoch.",
         "",
     ]
     rows = []

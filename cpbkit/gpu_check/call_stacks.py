@@ -34,8 +34,10 @@ class CallStack(NamedTuple):
     phase: str  # of PHASES, or "" outside them
     library: str  # that the innermost own line calls, or ""
     root: int  # identity of the module whose call it is in, or 0
-    quiet: bool  # that module is in eval mode, or a function without gradients is running
+    quiet: bool  # that module is in eval mode, or is called by a function without gradients
     own: tuple[tuple[int, int], ...]
+    inside: int = 0  # of the own lines, how many are within that module
+    evaluating: bool = False  # it is in eval mode
 
 
 class Roles:
@@ -60,7 +62,7 @@ class Roles:
     def read(self, frame: FrameType | None) -> CallStack:
         """Read a stack from its innermost frame outwards."""
         phase = library = ""
-        root, quiet, own = None, False, []
+        root, quiet, inside, own = None, False, 0, []
         while frame is not None:
             role, number = self.find(frame.f_code)
             if role == OWN:
@@ -68,16 +70,18 @@ class Roles:
             elif role in PHASES:
                 phase = phase or role
                 if role == "forward":
-                    root = frame  # the outermost call of a module stays
+                    # The outermost call of a module stays: what is frozen within it is a part of its training.
+                    root, quiet, inside = frame, False, len(own)
             elif role == "no grad":
                 quiet = True
             elif not own and role:
                 library = role  # the outermost library below the innermost own line is the one it calls
             frame = frame.f_back
         module = root.f_locals.get("self") if root is not None else None
-        if module is not None:
-            quiet = quiet or not module.__dict__.get("training", True)
-        return CallStack(phase, library, id(module) if module is not None else 0, quiet, tuple(own))
+        evaluating = module is not None and not module.__dict__.get("training", True)
+        return CallStack(
+            phase, library, id(module) if module is not None else 0, quiet or evaluating, tuple(own), inside, evaluating
+        )
 
     def own_line(self, frame: FrameType | None) -> tuple[int, int] | None:
         """Return the innermost own line of a stack."""
@@ -162,8 +166,9 @@ class Sampler(threading.Thread):
 
     def _period(self) -> float:
         """Return the seconds to the next look."""
+        usual, most = (FIRST_PERIOD, 0.012) if self._woken < FIRST else (PERIOD, 0.05)
         dear = time.thread_time() / COST / max(self._woken, 1)  # of this thread: what its looks took so far
-        return max(dear, FIRST_PERIOD if self.looks < FIRST else PERIOD)
+        return min(max(dear, usual), most)
 
     def end_step(self) -> bool:
         """Count what was seen since the step before; return whether anything was."""

@@ -48,6 +48,8 @@ VERDICTS = {
     "FLOAT64": "The step computes in float64.",
     "DENSE_EMBEDDING": "The optimiser moves every row of an embedding, and a step reads few of them.",
     "FEW_THREADS": "Torch is held to a part of the cores.",
+    "TOO_MANY_THREADS": "Torch computes in more threads than there are cores, which wait for each other.",
+    "WASTED_WORK": "The model computes what nothing uses.",
     "SYNC_BOUND": "Host and device take turns: the host waits for the device in every step.",
     "HOST_BOUND": "The host cannot start the work as fast as the device does it.",
     "COPY_BOUND": "A good part of the device's time is copying from the host.",

@@ -16,6 +16,7 @@ aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
 PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
 DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
+MOST = 4000  # operators of a step that are noted: to note one takes longer than many an operator
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
@@ -43,7 +44,7 @@ class Operators(TorchDispatchMode):
         self.lines: defaultdict[tuple[int, int] | None, Calls] = defaultdict(Calls)
         self.taken: Counter[tuple[tuple[int, int], int]] = Counter()  # (line, length of the axis) -> rows taken
         self.waits: list[tuple[int, int]] = []
-        self.count = 0
+        self.count = self.beyond = 0  # noted, and those after MOST
         self.seconds = self.wide_seconds = 0.0  # all; those that make float64
         # Kind and size of the result -> [calls, fastest]: the fastest is what no other process disturbed.
         self.kinds: dict[tuple, list] = {}
@@ -72,9 +73,13 @@ class Operators(TorchDispatchMode):
 
     def estimate_computing(self) -> float:
         """Return the seconds beyond what operators cost that compute nothing."""
-        return sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
+        noted = sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
+        return noted * (1 + self.beyond / max(self.count, 1))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if self.count >= MOST:
+            self.beyond += function.namespace == "aten" and not function.is_view
+            return function(*args, **(kwargs or {}))
         begun = time.thread_time()  # what other processes take does not count
         out = function(*args, **(kwargs or {}))
         seconds = time.thread_time() - begun
@@ -99,12 +104,13 @@ class Operators(TorchDispatchMode):
         calls = self.lines[line]
         calls.count += 1
         calls.seconds += seconds
-        calls.tracked |= torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         self.count += 1
         self.seconds += seconds
         self.gates += packet in GATES
         self.recurrences += packet in LIBRARY
         made = out[0] if isinstance(out, (tuple, list)) and out else out
+        if torch.is_grad_enabled() and isinstance(made, torch.Tensor) and made.is_floating_point():  # argmax ends there
+            calls.tracked |= any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if isinstance(made, torch.Tensor):
             kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
             kind[0] += 1
@@ -118,13 +124,17 @@ class Operators(TorchDispatchMode):
                 self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
         if torch.autograd._profiler_enabled():
             self.modes.add("a profiler of torch's is recording")
+        if sys.getprofile() or sys.gettrace():
+            self.modes.add("a profiler or debugger of Python's follows every call")
+        if "tracemalloc" in sys.modules and sys.modules["tracemalloc"].is_tracing():
+            self.modes.add("tracemalloc notes every piece of memory: tracemalloc.stop()")
         if torch.is_anomaly_enabled():
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
 
     @property
     def own_count(self) -> float:
         """Operators of a step that are not torch's own writing-out of a recurrent layer."""
-        return self.count * (1 - self.in_layers / max(self.forward, 1))
+        return (self.count + self.beyond) * (1 - self.in_layers / max(self.forward, 1))
 
     def _take(self, line: tuple[int, int], packet, length: int) -> None:
         """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 from cpbkit.errors import CpbkitError
-from cpbkit.gpu_check.watch import Watch, watch
+from cpbkit.gpu_check.watch import UNSTEPPED, Watch, watch
 
 
 def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) -> tuple[Watch, str]:
@@ -34,7 +34,7 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
         sys.argv[:], sys.path[:] = before
     if not watched.steps:
         raise CpbkitError(
-            f"no step of a torch.optim optimiser was seen in {path}; the doctor watches training in this process"
-            + (f" ({ended})" if ended else "")
+            f"no step of a torch.optim optimiser was seen in {path}, nor {UNSTEPPED} passes backward; the doctor "
+            "watches training in this process" + (f" ({ended})" if ended else "")
         )
     return watched, ended

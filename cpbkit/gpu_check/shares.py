@@ -16,9 +16,10 @@ ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "o
 WORDS_OF_VALIDATION = re.compile(
     r"(?<![a-z])(val(id|idate|idation)?|eval(uate|uation)?|test|dev|holdout)s?(?![a-z])", re.IGNORECASE
 )
-KINDS = (  # what a line does besides training: noun, libraries it calls, its text, and the cure
+# What a line does besides training: noun, libraries it calls, its text, and the cure.
+KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("saving", {"pickle", "json", "csv", "gzip", "zipfile", "h5py", "shutil", "sqlite3", "joblib"},
-     r"torch\.save|save_pretrained|\.to_(csv|parquet|pickle|json)|pickle|json\.dump|np\.save|fsync|\.write|\bopen\(|flush",
+     r"torch\.save|save_pretrained|\.to_(csv|parquet|pickle|json)|pickle|json\.dump|np\.save|fsync|\.write|\bopen\(|flush|\.commit\(|\.execute",
      "save every so many minutes, not every step"),
     ("a progress bar", {"tqdm", "rich", "alive_progress"}, r"tqdm|set_postfix|\bbar\.|pbar",
      "let it draw twice a second at most: tqdm(mininterval=0.5), set_postfix(refresh=False)"),
@@ -28,14 +29,21 @@ KINDS = (  # what a line does besides training: noun, libraries it calls, its te
      "log every hundredth step, and keep losses as tensors until then"),
     ("a copy of the model", {"copy"}, r"deepcopy|copy\.copy|\.clone\(\) for ",
      "copy the weights when they are the best so far, at the end of an epoch"),
-    ("waiting", {"subprocess", "requests", "urllib3", "socket"}, r"sleep\(|requests\.|\.join\(\)", "take it out"),
+    ("waiting", {"subprocess", "requests", "urllib", "urllib3", "http", "socket", "threading", "selectors"},
+     r"sleep\(|requests\.|\.(join|acquire|wait|recv|result)\(\)|urlopen|subprocess|\binput\(|os\.system",
+     "take it out"),
     ("collecting garbage", {"gc"}, r"gc\.collect|empty_cache", "take it out: it is never needed in a step"),
     ("pandas", {"pandas"}, r"\bpd\.|\bdf\b|\.rolling\(|\.iloc|\.loc\[|\.apply\(",
      "compute such columns once, before training, and index a tensor in the loop"),
     ("a metric", {"sklearn", "scipy", "torchmetrics"}, r"roc_auc|_score\(|metrics?\b",
      "compute it once an epoch, from predictions that were kept"),
+    ("making tensors of lists", set(), r"torch\.(tensor|FloatTensor|LongTensor|Tensor)\(|\.tolist\(",
+     "keep arrays: np.stack and torch.from_numpy, or a tensor that is written by index"),
     ("NumPy", {"numpy"}, r"\bnp\.|\.numpy\(", "do it with torch on the batch, or once before training"),
 )  # fmt: skip
+
+
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")  # a part of the function around
 
 
 class Code(NamedTuple):
@@ -55,9 +63,16 @@ class Line:
     account: str  # of ACCOUNTS
     seconds: float
     kind: str = ""  # a noun of KINDS, "Python", or "" for torch's own work
-    caller: int = 0  # line of the training loop that led there, where that is another line
+    caller: int = 0  # line of the training loop, or of a function around it, that led there, where that is another line
     caller_file: str = ""
     by_torch: bool = False  # the time is under a call of a module or function of torch's
+    function: str = ""  # in which it is
+    around: int = 0  # line of the outermost loop around it that the loop over batches is not in
+
+    @property
+    def part(self) -> tuple[str, int]:
+        """What it is a part of: a call of the training loop's, a loop, or itself."""
+        return (self.caller_file, self.caller) if self.caller else (self.file, self.around or self.line)
 
     @property
     def place(self) -> str:
@@ -80,14 +95,15 @@ def attribute(
     codes: Iterable[CodeType],
     step: tuple[tuple[int, int], ...],
     tracked: Collection[tuple[int, int]] = (),
+    backward: tuple[tuple[int, int], ...] = (),
 ) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
-    step: the own lines on the stack at an optimiser's step, innermost first. tracked: own lines that compute towards a
-    loss, outside any module too.
+    step, backward: the own lines on the stack at an optimiser's step, and at a pass backward, innermost first.
+    tracked: own lines that compute towards a loss, outside any module too.
     """
     names = [Code(code.co_filename, code.co_name) for code in codes]
-    loop, owner, at = find_training_loop(step, names)
+    loop, owner, at = find_training_loop(step, names, seen, backward)
     trained = {s.root for s in seen if s.phase in ("forward", "backward") and not s.quiet and not _quiet(s, names)}
     of_step = {number for number, _ in step}
     regions: set[object] = set()
@@ -98,10 +114,18 @@ def attribute(
         text = next((source.read_line(names[n].file, line) for n, line in s.own if n in of_step), "")
         return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
 
+    def in_own_loop(s: CallStack) -> bool:
+        for number, line in s.own:
+            loops = source.find_loops(names[number].file, line)
+            if any(not source.counts_only(x) for x in loops if loop is None or not x.holds(loop.file, loop.start)):
+                return True
+        return False
+
     def first_phase(s: CallStack) -> str:
         if s.phase == "forward" and (s.quiet or _quiet(s, names)):
-            # A frozen network that prepares inputs is another one than is trained.
-            return "validation" if s.root in trained or is_named_so(s) else "forward"
+            # A frozen network that prepares inputs is another one than is trained; the trained one makes targets too.
+            over_data = s.root in trained and (s.evaluating or in_own_loop(s))
+            return "validation" if over_data or is_named_so(s) else "forward"
         phase = "forward" if not s.phase and s.own and s.own[0] in tracked else s.phase
         # Forgotten no_grad() and eval(): only the name is left to tell by.
         return "validation" if phase == "forward" and is_named_so(s) else phase
@@ -134,41 +158,59 @@ def attribute(
         accounts[account] += seconds
         if s.own:
             number, line = s.own[0]
-            key = (number, line, account, here if within and (number, line) != (owner, here) else 0)
+            function = next((names[n].name for n, _ in s.own if names[n].name not in COMPREHENSIONS), "")
+            called = (owner, here) if within else next((at for at in s.own if at[0] in of_step), (number, line))
+            call = names[called[0]].file, called[1]
+            key = (names[number].file, line, account, call if call != (names[number].file, line) else ("", 0), function)
             lines[key] += seconds
             libraries[key][s.library] += seconds
     found = []
     for key, seconds in lines.items():
-        number, line, account, caller = key
-        file = names[number].file
+        file, line, account, (caller_file, caller), function = key
         text = source.read_line(file, line)
         library = max(libraries[key], key=libraries[key].__getitem__)
-        loop_file = names[owner].file if caller else ""
-        kind = find_kind(text, library)
-        found.append(Line(file, line, text, account, seconds, kind, caller, loop_file, library == "torch"))
+        kind, around = find_kind(text, library), 0
+        for inner in reversed(source.find_loops(file, line)):
+            if loop is None or not inner.holds(loop.file, loop.start):
+                around = inner.start  # at last the outermost of those within the loop over batches, or a function
+        by_torch = library == "torch"
+        found.append(Line(file, line, text, account, seconds, kind, caller, caller_file, by_torch, function, around))
     found.sort(key=lambda line: -line.seconds)
     return Attribution(dict(accounts), tuple(found), inside, loop)
 
 
-def find_training_loop(step, names) -> tuple[Span | None, int, dict[str, int]]:
-    """Return (the loop over batches, number of the code it is in, lines of that code by what is called there)."""
+def find_training_loop(
+    step, names, seen: Mapping[CallStack, float], backward=()
+) -> tuple[Span | None, int, dict[str, int]]:
+    """Return (the loop over batches, number of the code it is in, lines of that code by what is called there).
+
+    It is the innermost loop around an optimiser's step that holds the pass backward too: a loop over several
+    optimisers, or over batches that are added up, holds one of the two.
+    """
+    first: tuple[Span, int, int] | None = None
     for number, line in step:
-        loop = source.find_loop(names[number].file, line)
-        if loop:
-            return loop, number, {"step": line, "forward": _find_forward(loop, line)}
+        file = names[number].file
+        for loop in reversed(source.find_loops(file, line)):
+            first = first or (loop, number, line)
+            if not backward or any(n == number and loop.holds(file, at) for n, at in backward):
+                return loop, number, {"step": line, "forward": _find_forward(loop, line, number, seen)}
+    if first:
+        loop, number, line = first
+        return loop, number, {"step": line, "forward": _find_forward(loop, line, number, seen)}
     return None, -1, {}
 
 
-def _find_forward(loop: Span, step: int) -> int:
-    """Return the line up to which a body prepares its batch: of `zero_grad`, else of the first call of a model."""
+def _find_forward(loop: Span, step: int, owner: int, seen: Mapping[CallStack, float]) -> int:
+    """Return the line up to which a body prepares its batch: of the first call of a model."""
     for line in range(loop.head + 1, step + 1):
-        if re.search(r"zero_grad|model\(|net\(|loss", source.read_line(loop.file, line)):
+        if re.search(r"model\(|net\(|loss", source.read_line(loop.file, line)):
             return line
-    return step
+    lines = [line for s in seen if s.phase == "forward" for n, line in s.own if n == owner and loop.head < line < step]
+    return min(lines, default=step)
 
 
 def _quiet(s: CallStack, names) -> bool:
-    return any(source.is_without_gradients(names[number].file, line) for number, line in s.own)
+    return any(source.is_without_gradients(names[number].file, line) for number, line in s.own[s.inside :])
 
 
 def _region(s: CallStack, names, of_step: set[int], loop: Span | None, at: Mapping[str, int]) -> object:
@@ -211,3 +253,14 @@ def cure_of(kind: str) -> str:
     if kind == "compiling":
         return "give the model inputs of one shape and dtype: each new one is compiled anew"
     return "take it out of the step, do it every hundredth step, or write it with torch on the whole batch"
+
+
+def cure_of_data(text: str, kind: str) -> str:
+    """Return the cure for a line that a loop waits for its batches at."""
+    if "next(iter(" in text.replace(" ", ""):
+        return "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"
+    if kind == "waiting" or re.search(r"\bq(ueue)?\.get|\.get\(", text):
+        return "what gives the batches is slower than the loop: several of it, or batches that are made before"
+    if kind in ("pandas", "NumPy") or "[" in text:
+        return "build windows once as one tensor, and index it with a whole batch of numbers at a time"
+    return "do it once before training and keep the result; what must differ each time goes into num_workers=2 or more"

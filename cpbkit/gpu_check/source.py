@@ -63,10 +63,9 @@ def to_span(file: str, node: Any) -> Span:
     return Span(file, node.lineno, node.end_lineno, head)
 
 
-def find_loop(file: str, line: int) -> Span | None:
-    """Return the innermost `for` or `while` around a line."""
-    loops = [node for node in find_path(file, line) if isinstance(node, LOOPS)]
-    return to_span(file, loops[-1]) if loops else None
+def find_loops(file: str, line: int) -> list[Span]:
+    """Return each `for` and `while` around a line, in its function, the innermost last."""
+    return [to_span(file, node) for node in find_path(file, line) if isinstance(node, LOOPS)]
 
 
 def counts_only(loop: Span) -> bool:
@@ -94,11 +93,18 @@ def is_without_gradients(file: str, line: int) -> bool:
 def find_keeping(file: str, line: int, loss: str) -> int:
     """Return the line that adds a loss, with its graph, to something that outlives the step; 0 where none is found.
 
-    loss: "" takes whatever is added.
+    Looks in the function around a line, then for what is done with the function's own result. loss: "" takes whatever
+    is added.
     """
-    path = find_path(file, line)
+    path, whole = find_path(file, line), _parse(file, len(linecache.getlines(file)))
     within = path[0] if path and isinstance(path[0], SCOPES) else None
-    nodes: Iterable[Any] = ast.walk(within) if within else _parse(file, len(linecache.getlines(file)))
+    found = _find_adding(ast.walk(within) if within else whole, (loss,))
+    if within and not found:
+        found = _find_adding(whole, (within.name, f"self.{within.name}"))
+    return found
+
+
+def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:
     for node in nodes:
         added = None
         if isinstance(node, ast.AugAssign):
@@ -110,8 +116,10 @@ def find_keeping(file: str, line: int, loss: str) -> int:
             added = node.value  # losses[i] = loss
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             method = getattr(node.value.func, "attr", "")
-            added = node.value if method in ("append", "add", "extend", "insert", "update") else None
-        if added is not None and _carries(added, loss):
+            given = {ast.unparse(argument) for argument in node.value.args}
+            if method in ("append", "add", "extend", "insert", "update") or (method and given.intersection(names)):
+                added = node.value  # losses.append(loss), meter.note(loss)
+        if added is not None and any(_carries(added, name) for name in names):
             return node.lineno
     return 0
 

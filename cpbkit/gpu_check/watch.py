@@ -34,10 +34,16 @@ from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
 MANY = 5000  # operators a step: counting them once is enough
 MOST_MARKS = 1000  # then every second one is let go
-FOLLOWED = 4  # nodes of a loss's graph
-UNSTEPPED = 64  # passes backward without an optimiser of torch's: then each of them counts as a step
+KEPT = 0.08  # of the graphs of earlier steps: of every tenth step, say
+FOLLOWED = 16  # nodes of a loss's graph
+TURNS = 50  # steps of other optimisers without one of the first: its training is over
+UNSTEPPED = 8  # passes backward without an optimiser of torch's: then each of them counts as a step, until there is one
+GRAPH = 20_000  # nodes of a loss's graph that are looked through for weights
 MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
+TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
+FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in time
+BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
 LIVE = 2.0  # s between two live lines, at the least
 GROWN = 100e6  # bytes of the process: less is its allocators settling in
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
@@ -63,6 +69,10 @@ class Watch:
         self.steps = self._backwards = 0
         self._kept: tuple[str, ...] = ()
         self._marks_apart = MARKS
+        self._main = optimizer  # whose steps count
+        self._turns = 0  # steps of others since its last
+        self._optimizers: dict[int, set[int]] = {}  # identities of the weights that each one moves
+        self._reached: dict[int, int] = {}  # identities of the weights that backward reaches -> their numbers
         self._by_hand = False  # weights are moved without an optimiser of torch's
         self._first = self._last = math.nan  # time of the first and the last step
         self._lost = 0.0  # seconds of steps that were counted
@@ -71,7 +81,8 @@ class Watch:
         self._began = 0.0
         self._counted: list[Operators] = []
         self._step: tuple[tuple[int, int], ...] = ()  # own lines at an optimiser's step
-        self._marks: list[tuple[int, weakref.ref, tuple[int, int] | None]] = []
+        self._backward: tuple[tuple[int, int], ...] = ()  # and at a pass backward
+        self._marks: list[tuple[int, weakref.ref, tuple[int, int] | None]] = []  # (pass backward, mark, line)
         self._memory: list[tuple[int, float]] = []
         self._busy: list[float] = []
         self._event: torch.cuda.Event | None = None  # the end of a step that the device was not done with
@@ -99,7 +110,7 @@ class Watch:
         return self
 
     def __exit__(self, *error) -> None:
-        self._stop_counting(time.perf_counter())
+        self._stop_counting(whole=False)
         self._sampler.stop()
         self._exits.close()
         self._clear_line()
@@ -177,15 +188,16 @@ class Watch:
     def seen(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
         tracked = {at for c in self._counted for at, calls in c.lines.items() if at is not None and calls.tracked}
-        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked)
+        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked, self._backward)
         total = sum(found.seconds.values()) or 1.0
         shares = {name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds}
-        counted = min(self._counted, key=lambda c: c.seconds, default=None)
+        whole = max((c.count for c in self._counted), default=0)  # some steps may be parts, as of several optimisers
+        counted = min((c for c in self._counted if c.count >= whole / 2), key=lambda c: c.seconds, default=None)
         each = total / max(self.steps - 1, 1)
         on_gpu = counted is not None and "cuda" in counted.devices
         model = sum(shares.get(name, 0.0) for name in ("forward", "backward", "optimiser")) * each
         model = min(model, self._cpu / max(self.steps - 1, 1))  # on a busy machine the rest is other programs' time
-        computing = min((c.estimate_computing() for c in self._counted), default=0.0)
+        computing = counted.estimate_computing() if counted else 0.0
         workers = max((loader.num_workers for loader in self._loaders), default=0)
         if torch.get_num_threads() > count_cores():
             self._problems.append(f"torch computes in {torch.get_num_threads()} threads on {count_cores()} cores")
@@ -202,15 +214,19 @@ class Watch:
             starting=max(0.0, 1 - computing / model) if counted and model else math.nan,
             float64=counted.wide_seconds / counted.seconds if counted and counted.seconds else 0.0,
             taken=self._find_taken(found, counted, total) if counted else (),
-            batch_of_one=self._find_batch_of_one(found, counted),
             dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None) if counted else None,
             threads=torch.get_num_threads() / count_cores(),
-            threads_line=self._find_text(r"set_num_threads\(|OMP_NUM_THREADS"),
+            threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
+            unused=self._find_unused(),
+            float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
+            small_batch=self._find_small_batch(found, counted),
             gates=counted.gates if counted and not counted.recurrences else 0,
             waits=len(counted.waits) if counted else 0,
             wait_lines=tuple(self._line(at) for at in dict.fromkeys(counted.waits)) if counted else (),
             modes=tuple(sorted(set().union(*(c.modes for c in self._counted)))),
-            mode_line=self._find_text(r"detect_anomaly|\bprofile\(|emit_nvtx"),
+            mode_line=self._find_text(
+                r"detect_anomaly|\bprofile\(|emit_nvtx|Profile\(|setprofile|settrace|tracemalloc"
+            ),
             kept=self._find_kept() or self._kept,
             growth=self._find_growth(),
             workers=workers,
@@ -227,19 +243,33 @@ class Watch:
     # While the loop runs: in its thread.
 
     def _after_step(self, optimizer, args, kwargs) -> None:
-        others = self._optimizer is not None and optimizer is not self._optimizer
-        if threading.get_ident() != self._thread or others or self._by_hand:
+        if not self._is_watched():
             return
         try:
-            self._note_step(time.perf_counter(), sys._getframe(1))
+            if id(optimizer) not in self._optimizers:
+                self._optimizers[id(optimizer)] = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if self._by_hand:  # steps were only rare, as where gradients are added up
+                self._by_hand, self.steps = False, 0
+            # Of several optimisers, as of a GAN, the first one's steps count, while it takes any.
+            self._turns = self._turns + 1 if optimizer is not self._main else 0
+            if self._main is None or (self._optimizer is None and self._turns > TURNS):
+                self._main = optimizer
+            if optimizer is self._main:
+                self._note_step(time.perf_counter(), sys._getframe(1))
         except Exception as error:  # told in the report; the person's step goes on
             self._problems.append(f"a step was not noted: {type(error).__name__}: {error}")
+
+    def _is_watched(self) -> bool:
+        """Say whether this is the thread that trains: that of the first step, which need not be the main one."""
+        if not self.steps and not self._backwards:
+            self._thread = self._sampler.watched = threading.get_ident()
+        return threading.get_ident() == self._thread
 
     def _note_step(self, now: float, frame: FrameType) -> None:
         self.steps += 1
         seen = self._count is None and self._sampler.end_step()
         if self._count is not None:
-            self._stop_counting(now)
+            self._stop_counting()
         if self.steps == 1:
             self._first, self._cpu_first = now, time.thread_time()
             self._sampler.restart()
@@ -247,7 +277,7 @@ class Watch:
         if seen:  # to ask for it after every step would cost a small one 1 % of its time
             self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if self.steps & (self.steps - 1) == 0:  # powers of two: ever more rarely
-            self._step = self._step or self.roles.read(frame).own
+            self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
         if torch.cuda.is_initialized():
             self._ask_device()
@@ -266,10 +296,10 @@ class Watch:
         self._count = Operators(self.roles)
         self._count.__enter__()
 
-    def _stop_counting(self, now: float) -> None:
+    def _stop_counting(self, whole: bool = True) -> None:
         if self._count is None or not self._count.try_exit():
             return  # a mode of the person's is on top: at the next step perhaps
-        self._counted.append(self._count)
+        self._counted += [self._count] if whole else []
         self._count = None
         self._sampler.forget()
         self._sampler.paused = False
@@ -279,11 +309,14 @@ class Watch:
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: tie a mark to the graph of a loss now and then."""
         now = time.perf_counter()
-        if now - self._marked > self._marks_apart and threading.get_ident() == self._thread:
+        if now - self._marked > self._marks_apart and self._is_watched():
             self._marked = now
             if len(self._marks) > MOST_MARKS:
                 self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
-            self._mark(getattr(tensors, "grad_fn", None), self.roles.own_line(sys._getframe(2)))
+            self._backward = self.roles.read(sys._getframe(2)).own
+            self._mark(getattr(tensors, "grad_fn", None), next(iter(self._backward), None))
+            if not self._reached and self.steps > 1:
+                self._reached = _find_weights(getattr(tensors, "grad_fn", None))
         out = original(tensors, *args, **kwargs)
         if threading.get_ident() == self._thread:
             self._backwards += 1
@@ -300,7 +333,7 @@ class Watch:
                 return
             mark = _Mark()
             node.metadata["cpbkit"] = mark
-            self._marks.append((self.steps, weakref.ref(mark), at))
+            self._marks.append((self._backwards, weakref.ref(mark), at))
             del mark
             node = next((n for n, _ in node.next_functions if n is not None and n.next_functions), None)
 
@@ -337,7 +370,7 @@ class Watch:
             self._draw(now)
 
     def _draw(self, now: float) -> None:
-        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step)
+        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, (), self._backward)
         total = sum(found.seconds.values()) or 1.0
         parts = [f"{(self.steps - 1) / max(self.seconds, 1e-9):.1f} steps/s"]
         parts += [f"{name} {found.seconds[name] / total:.0%}" for name in ACCOUNTS if found.seconds.get(name)]
@@ -379,7 +412,14 @@ class Watch:
             computing = seconds > 0.3 * spent * running or spent < SLOW_LINE * (count + 1)
             if counted is None:
                 computing = not line.kind
-            if not computing and (line.account == "rest" or line.kind or count < 50) and not _only_passes(line):
+            if (
+                computing
+                and line.account == "rest"
+                and line.seconds > BESIDE[bool(line.around)] * total
+                and not _only_passes(line)
+            ):
+                python.append(line)  # torch's work, and none that a loss comes from
+            elif not computing and (line.account == "rest" or line.kind or count < 50) and not _only_passes(line):
                 python.append(line)
         return tuple(python)
 
@@ -392,7 +432,7 @@ class Watch:
             spans = [source.to_span(line.file, n) for n in path]
             # Neither the loop over batches itself, nor one around it.
             spans = [s for s in spans if found.loop is None or not s.holds(found.loop.file, found.loop.start)]
-            if length < 8 or rows < 0.9 * length or not spans or _goes_through_time(line, spans[-1]):
+            if length < 8 or not 0.9 <= rows / length <= TAKEN or not spans or _goes_through_time(line, spans[-1]):
                 continue
             share = sum(self._under(spans[-1]).values()) / total
             taken.append(Taken(line, rows, share))
@@ -406,13 +446,24 @@ class Watch:
             if any(span.holds(files[number], line) for number, line in s.own)
         }
 
-    def _find_batch_of_one(self, found: Attribution, counted: Operators | None) -> Line | None:
-        loaded = any(loader.batch_size == 1 for loader in self._loaders)
-        if loaded and found.loop:
+    def _find_unused(self) -> float:
+        """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
+        moved = set().union(*self._optimizers.values())
+        if self._by_hand or not moved:
+            return 0.0
+        unused = sum(size for weight, size in self._reached.items() if weight not in moved)
+        return unused / max(sum(self._reached.values()), 1)
+
+    def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
+        """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
+        sizes = [loader.batch_size for loader in self._loaders if loader.batch_size]
+        rows = counted.rows if counted and counted.rows <= FEW_ROWS else 0
+        rows = min(filter(None, (rows, max(sizes, default=0))), default=0)
+        line = self._find_text(rf"batch_size\s*=\s*{rows}\b") if sizes else None
+        if line is None and found.loop:
             file, at = found.loop.file, found.loop.start
-            return Line(file, at, source.read_line(file, at), "data", 0.0)
-        ones = loaded or (counted is not None and counted.rows == 1)
-        return next((line for line in found.lines if line.account == "forward"), None) if ones else None
+            line = Line(file, at, source.read_line(file, at), "data", 0.0)
+        return rows, line
 
     def _find_text(self, pattern: str) -> Line | None:
         """Return the first line with a text in the files of the person's that were seen to run."""
@@ -425,9 +476,12 @@ class Watch:
     def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
         """Return the lines; of a loader with workers, whose own lines are in other processes, its samples' first."""
         loader = next((x for x in self._loaders if x.num_workers), None)
-        method = getattr(type(loader.dataset), "__getitem__", None) if loader is not None else None
-        code = getattr(method, "__code__", None)
-        if not workers or code is None or self.roles.find(code)[0] != "own":
+        data, code = getattr(loader, "dataset", None), None
+        while data is not None and code is None:  # a Subset holds the person's own
+            made = getattr(type(data), "__getitem__", None) or getattr(type(data), "__iter__", None)
+            code = next((c for c in (getattr(made, "__code__", None),) if c and self.roles.find(c)[0] == "own"), None)
+            data = getattr(data, "dataset", None)
+        if not workers or code is None:
             return found.lines
         text = source.read_line(code.co_filename, code.co_firstlineno)
         waited = Line(code.co_filename, code.co_firstlineno, text, "data", found.seconds.get("data", 0.0))
@@ -435,14 +489,19 @@ class Watch:
 
     def _find_kept(self) -> tuple[str, ...]:
         """Return what keeps the graphs of losses whose steps are long over."""
-        old = {step: at for step, _, at in self._marks if step < self.steps - 3}
-        alive = {step: at for step, ref, at in self._marks if step in old and ref() is not None}
-        if len(old) < 4 or len(alive) < 0.8 * len(old):
+        each = 1 if self._by_hand else math.ceil(self._backwards / max(self.steps, 1))  # passes backward a step
+        old = {made: at for made, _, at in self._marks if made < self._backwards - 3 * each}
+        alive = {made: at for made, ref, at in self._marks if made in old and ref() is not None}
+        # Some may be kept for a while, or until the garbage is collected; those of the beginning are kept on purpose.
+        if len(alive) < 4 or len(alive) < KEPT * len(old) or min(alive) > self._backwards / 4:
             return ()
         at = alive[max(alive)]
         if at is None:
             return ("something",)
         file, line = self.roles.codes[at[0]].co_filename, at[1]
+        if "retain_graph" in source.read_line(file, line):  # a state is carried on with its graph, and nothing added
+            kept = self._line(at)
+            return (f"{kept.place}  {kept.text}",)
         match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", source.read_line(file, line))
         loss = (match[1] or match[2]) if match else "loss"
         keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
@@ -496,6 +555,22 @@ def _replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
     finally:
         if getattr(holder, name) is call:  # else somebody has put another one on top, which calls this one
             setattr(holder, name, original)
+
+
+def _find_weights(node) -> dict[int, int]:
+    """Return the weights that a graph reaches: identity -> numbers; nothing of a graph too large to look through."""
+    seen: set[Any] = set()
+    queue, found = [node], {}
+    while queue and len(seen) < GRAPH:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        weight = getattr(node, "variable", None)
+        if isinstance(weight, nn.Parameter):
+            found[id(weight)] = weight.numel()
+        queue += [following for following, _ in node.next_functions]
+    return {} if queue else found
 
 
 def _or_none(number: float) -> float | None:

@@ -1,14 +1,15 @@
 """From what a watch has seen of a loop to a verdict with advice: pure."""
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Diagnosis, Fix
 from cpbkit.gpu_check.numbers import NAN, Policy
-from cpbkit.gpu_check.shares import Line, cure_of
+from cpbkit.gpu_check.shares import Line, cure_of, cure_of_data
 
-LEAST_LOOKS, LEAST_STEPS = 30, 5
+LEAST_LOOKS, LEAST_STEPS = 30, 3
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Seen:
     starting: float = NAN  # share of the model's time that goes into starting operators
     float64: float = 0.0  # share of the operators' time
     taken: tuple[Taken, ...] = ()
-    batch_of_one: Line | None = None
     dense: tuple[int, tuple[int, int]] | None = None  # rows of the largest embedding, (of which are read, numbers)
     threads: float = 1.0  # of torch, as a share of the cores
     threads_line: Line | None = None  # that sets them
+    unused: float = 0.0  # share of the gradients, in numbers, that no optimiser uses
+    float64_line: Line | None = None  # that asks for it
+    small_batch: tuple[int, Line | None] = (0, None)  # samples, where they are few, and the line that says so
     gates: int = 0  # of a recurrence written out, a step
     waits: int = 0  # a step
     wait_lines: tuple[Line, ...] = ()
@@ -69,9 +72,13 @@ class Limits:
     validation: float = 0.25
     outside: float = 0.30
     starting: float = 0.70  # of the model's time
+    starting_few: float = 0.5  # of the model's time, where a batch is small
+    small_batch: float = 8  # samples
     operators: float = 400.0  # a step: below, a small model is as fast as it gets one by one
     optimizer: float = 0.25
     steps_a_start: float = 200.0  # of workers: below, starting them is what takes the time
+    too_many: float = 2.0  # threads a core
+    unused: float = 0.4  # of the gradients
     rows_moved: float = 20.0  # of an embedding, for each that is read
     numbers_moved: float = 1e6
     busy: float = 0.85
@@ -118,7 +125,7 @@ def _find(seen: Seen, limits: Limits):
         line = _top(seen, "outside") or _top(seen, "validation")
         reason = "validation" if share["validation"] - seen.inside > share["outside"] else "between epochs"
         text = f"{outside:.0%} of the time is outside the loop over batches{_at(line)}."
-        cure = f"{cure_of(line.kind) if line and line.kind else 'do it more rarely'}"
+        cure = cure_of(line.kind) if line and line.kind else "do it more rarely, or beside the training"
         yield outside, "GPU_IDLE_OUTSIDE_STEPS", reason, text, _cure("less between steps", outside, cure)
     if seen.inside > limits.validation:
         line = _top(seen, "validation")
@@ -131,7 +138,7 @@ def _find(seen: Seen, limits: Limits):
         reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
         cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
         if not seen.workers:
-            cure = "build windows once as one tensor, and index it with a whole batch of numbers at a time"
+            cure = cure_of_data(line.text if line else "", line.kind if line else "")
         text = f"The loop waits for its batches {share['data']:.0%} of the time"
         if seen.starts > 2 and seen.steps < limits.steps_a_start * seen.starts:
             line, reason = seen.starts_line or line, "WORKERS_STARTED_AGAIN"
@@ -140,11 +147,16 @@ def _find(seen: Seen, limits: Limits):
         text += f"{_at(line)}."
         yield share["data"], "DATA_STARVED", reason, text, _cure("data on the device", share["data"], cure)
     python = sum(line.seconds for line in seen.python) / max(seen.seconds, 1e-9)
-    if python > limits.python and seen.python[0].seconds > limits.told * seen.seconds:
-        line = seen.python[0]
-        what = f"{line.kind[:1].upper()}{line.kind[1:]}" if line.kind else "Python"
-        text = f"{what} takes {line.seconds / seen.seconds:.0%} of every step{_at(line)}."
-        yield python, "PYTHON_OR_IO_IN_STEP", line.kind, text, _cure("out of the step", python, cure_of(line.kind))
+    lines = _largest(seen.python, lambda line: line.part)
+    part = sum(line.seconds for line in lines)
+    if python > limits.python and part > limits.told * seen.seconds:
+        kinds: defaultdict[str, float] = defaultdict(float)
+        for line in lines:
+            kinds[line.kind] += line.seconds
+        kind = max(kinds, key=kinds.__getitem__)
+        what = f"{kind[:1].upper()}{kind[1:]}" if kind else "Python"
+        text = f"{what} takes {part / seen.seconds:.0%} of every step{_at(lines[0])}."
+        yield python, "PYTHON_OR_IO_IN_STEP", kind, text, _cure("out of the step", python, cure_of(kind))
     for taken in seen.taken[:1]:
         if taken.share > limits.taken:
             text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
@@ -165,15 +177,47 @@ def _find(seen: Seen, limits: Limits):
         text = f"Torch computes on {seen.threads:.0%} of the cores{_at(seen.threads_line)}."
         if weight > limits.python:
             yield weight, "FEW_THREADS", "", text, _cure("all cores", weight, "take it out: torch takes all cores")
+    if seen.threads >= limits.too_many and not seen.on_gpu:
+        text = (
+            f"Torch computes in {seen.threads:.0f} threads a core, which wait for each other{_at(seen.threads_line)}."
+        )
+        cure = "take it out: torch takes as many threads as there are cores"
+        yield max(0.5, model / 2), "TOO_MANY_THREADS", "", text, (Fix("a thread a core", NAN, cure, True),)
+    if seen.unused > limits.unused:
+        text = f"{seen.unused:.0%} of the gradients that backward computes are of weights that no optimiser moves"
+        cure = "requires_grad_(False) for them, or torch.no_grad() around the part of the model that is not trained"
+        weight = share["backward"] * seen.unused
+        line = _top(seen, "backward")
+        if weight > limits.told:
+            yield (
+                weight,
+                "WASTED_WORK",
+                "UNUSED_GRADIENTS",
+                f"{text}{_at(line)}.",
+                _cure("no such gradients", weight, cure),
+            )
+    for line in (line for line in seen.lines if line.account in ("forward", "rest", "data")):
+        if "one_hot(" in line.text and line.seconds > limits.python * seen.seconds:
+            weight = line.seconds / seen.seconds
+            text = f"Zeros and ones are multiplied with weights, {weight:.0%} of the time to make them{_at(line)}."
+            cure = "nn.Embedding, or indexing: it reads the rows that a product with ones and zeros would choose"
+            yield weight, "WASTED_WORK", "ONE_HOT", text, _cure("an embedding", weight, cure)
+            break
     if seen.kept:
         text = f"{seen.kept[0]} keeps the graph of every step since the loop began."
-        cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item())"
-        yield 0.19, "GRAPH_KEPT", "", text, (Fix("detach what is kept", NAN, cure, True),)
+        cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item()); and carry a state on as "
+        cure += "state.detach()"
+        yield 0.45, "GRAPH_KEPT", "", text, (Fix("detach what is kept", NAN, cure, True),)
     if seen.float64 > 0.5:
         line = _top(seen, "forward")
-        text = f"{seen.float64:.0%} of the operators' time is in float64, which training rarely needs{_at(line)}."
+        text = f"{seen.float64:.0%} of the operators' time is in float64, which training rarely needs{_at(line)}"
+        text += (
+            f"; it is asked for at {seen.float64_line.place}  {seen.float64_line.text[:70]}."
+            if seen.float64_line
+            else "."
+        )
         cure = "model.float(), and float32 batches: NumPy and pandas give float64 unless told"
-        yield 0.18, "FLOAT64", "", text, _cure("float32", model / 2, cure)
+        yield 0.4, "FLOAT64", "", text, _cure("float32", model / 2, cure)
     if seen.on_gpu and seen.waits and share["rest"] + share["forward"] > limits.python:
         line = seen.wait_lines[0] if seen.wait_lines else None
         yield (
@@ -183,9 +227,13 @@ def _find(seen: Seen, limits: Limits):
             f"The host waits for the device in every step{_at(line)}.",
             (),
         )
-    if seen.batch_of_one is not None and seen.starting > limits.starting:
-        text = f"Each step trains on one sample{_at(seen.batch_of_one)}."
-        yield 0.16, "SAMPLE_BY_SAMPLE", "", text, _cure("a batch", model, "DataLoader(..., batch_size=64)")
+    samples, line = seen.small_batch
+    apart = any(taken.share > limits.taken for taken in seen.taken)
+    if 0 < samples <= limits.small_batch and not apart and seen.starting > limits.starting_few:
+        verdict = "SAMPLE_BY_SAMPLE" if samples == 1 else "HOST_BOUND"
+        few = f"{samples} sample{'s' * (samples > 1)}"
+        text = f"Each step trains on {few}, and starting operators is most of it{_at(line)}."
+        yield 0.35, verdict, "SMALL_BATCH", text, _cure("a batch", model, "DataLoader(..., batch_size=64)")
     if seen.starting > limits.starting and seen.operators > limits.operators:
         reason = "RNN_NOT_CUDNN" if seen.gates >= 40 else "MANY_SMALL_OPS"
         if reason == "MANY_SMALL_OPS" and share["optimiser"] > max(share["forward"], share["backward"]):
@@ -215,8 +263,21 @@ def _advise_beside(seen: Seen, limits: Limits, verdict: str):
         yield Fix("diagnose(step)", NAN, "tells host from device, and measures what each fix gains", True)
 
 
+def _largest(lines: Iterable[Line], whole: Callable[[Line], object]) -> list[Line]:
+    """Return the lines of the whole that takes most time, the longest first; no line of many need stand out."""
+    groups: defaultdict[object, list[Line]] = defaultdict(list)
+    for line in lines:
+        groups[whole(line)].append(line)
+    found = max(groups.values(), key=lambda group: sum(line.seconds for line in group), default=[])
+    return sorted(found, key=lambda line: -line.seconds)
+
+
 def _top(seen: Seen, account: str) -> Line | None:
-    return next((line for line in seen.lines if line.account == account), None)
+    """Return the line to name for an account: the longest of the function, or of the part, that takes most of it."""
+    by_function = account in ("data", "forward")
+    lines = [line for line in seen.lines if line.account == account]
+    found = _largest(lines, lambda line: (line.file, line.function) if by_function else line.part)
+    return found[0] if found else None
 
 
 def _at(line: Line | None) -> str:
@@ -226,7 +287,10 @@ def _at(line: Line | None) -> str:
     if line.caller:
         name = line.caller_file.replace(chr(92), "/").rpartition("/")[2]
         called = f", called at {name}:{line.caller}"
-    return f": {line.place}  {line.text[:70]}{called}"
+    if line.around and line.around not in (line.line, line.caller):
+        called = f", in the loop at {line.place.rpartition(':')[0]}:{line.around}{called}"
+    text = line.text.rstrip(":") if len(line.text) <= 70 else f"{line.text[:68]}.."
+    return f": {line.place}  {text}{called}"
 
 
 def _say_healthy(seen: Seen) -> str:
