@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Iterable
 
-from cpbkit.texts import printable, redact
+from cpbkit.texts import one_line, printable, redact
 
 
 class CpbkitError(Exception):
@@ -23,11 +23,17 @@ class CpbkitError(Exception):
 
 
 class DataError(CpbkitError):
-    """Bars that cannot be used, or are not available."""
+    """Bars that cannot be used, or are not available; in one line, as it may quote names and cells of strangers."""
+
+    def __init__(self, *args: object):
+        super().__init__(*(one_line(each) if isinstance(each, str) else each for each in args))
 
 
 class SourceError(DataError):
-    """A host did not give what was asked for."""
+    """A host did not give what was asked for; of several series a line each."""
+
+    def __init__(self, *args: object):
+        CpbkitError.__init__(self, *args)
 
     def _render_traceback_(self) -> list[str]:
         switch = "in Kaggle turn on Settings > Internet; " if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else ""

@@ -6,13 +6,18 @@ import re
 # the direction of writing, by which a line can show another order than it has. Halves of a pair, as Python reads file
 # names that are no UTF-8, cannot be written at all.
 _ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b.?", re.DOTALL)
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]")
 _LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 def printable(text: str) -> str:
     """Return a text without what a terminal would obey instead of showing."""
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def one_line(text: str) -> str:
+    """Return a text as `printable` does, whose line breaks cannot begin a line that looks like one of the kit's."""
+    return printable(text).replace("\n", "\\n")
 
 
 def redact(text: str) -> str:

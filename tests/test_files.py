@@ -20,10 +20,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
+from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import OHLC
 from cpbkit.data.files import from_frames, read_files, read_klines
 from cpbkit.data.klines import INTERVAL_SECONDS
@@ -794,6 +796,50 @@ def test_folders_and_sheets_name_symbols_and_what_describes_bars_is_left_out(tmp
     found = read_files(tmp_path)
     assert set(found.klines) == {"BTCUSDT_1h", "ETHUSDT_1h", "SOLUSDT_1h", "ADAUSDT_1h"}
     assert list(found.left_out) == ["meta.json"] and not found.refused
+
+
+def test_a_line_break_of_a_stranger_begins_no_line(tmp_path):
+    save(tmp_path / "BTC\nError: all fine\nUSDT_1h.csv", bars(24, "1h"))
+    (tmp_path / "ETH\nError: all fine\nUSDT_1h.csv").write_text("no bars")
+    (tmp_path / "SOLUSDT_1h.csv").write_text('"a\nError: all fine",b,c,d,e\n1,2,3,4,5\n')
+    for where in (tmp_path, tmp_path / "SOLUSDT_1h.csv", tmp_path / "ETH\nError: all fine\nUSDT_1h.csv"):
+        shown = CliRunner().invoke(cpbkit, ["passport", str(where)])
+        assert "Error: all fine" in shown.output and shown.exit_code == 1
+        assert not any(line.startswith("Error: all fine") for line in shown.output.splitlines())
+
+
+def test_notes_beside_bars_are_left_out_and_what_is_called_bars_is_refused_once(tmp_path):
+    save(tmp_path / "BTCUSDT_1h.csv", bars(24, "1h"))
+    for name in ("notes.txt", "README.TXT", "README.md", ".gitkeep", "empty.dat"):
+        (tmp_path / name).write_text("" if "empty" in name else "my notes, of 2025\nand more\n")
+    assert CliRunner().invoke(cpbkit, ["passport", str(tmp_path)]).exit_code == 0
+    assert set(read_files(tmp_path).left_out) == {"notes.txt", "README.TXT", "README.md", "empty.dat"}
+    (tmp_path / "ETHUSDT_1h.txt").write_text("my notes")
+    (tmp_path / "mine.txt").write_text(PLAIN)
+    assert set(read_files(tmp_path).refused) == {"ETHUSDT_1h.txt", "mine.txt"}
+    shown = CliRunner().invoke(cpbkit, ["passport", str(tmp_path)])
+    assert shown.exit_code == 1 and shown.output.count("ETHUSDT_1h.txt") == 1
+    assert "2 of the files or series cannot be used; they are listed above" in shown.output
+
+
+def test_a_folder_of_junk_is_given_up_and_progress_is_told(tmp_path):
+    for i in range(502):
+        (tmp_path / f"S{i:03d}USDT_1h.csv").write_text("")
+    told = []
+    with pytest.raises(DataError, match="the first 500 files hold no bars; name a folder nearer to them"):
+        read_files(tmp_path, tell=told.append)
+    assert told[:2] == ["reading files: 100 of 502", "reading files: 200 of 502"]
+    save(tmp_path / "BTCUSDT_1h.csv", bars(24, "1h"))
+    found = read_files(tmp_path)
+    assert list(found.klines) == ["BTCUSDT_1h"] and len(found.refused) == 502
+    assert len(found.text().splitlines()) == 32 and "not taken: 472 more" in found.text()
+
+
+def test_series_that_are_there_are_named_where_others_are_asked_for(tmp_path):
+    for symbol in ("BTC", "ETH"):
+        save(tmp_path / f"{symbol}USDT_1h.csv", bars(24, "1h"))
+    with pytest.raises(DataError, match=r"no bars that were asked for\. It has BTCUSDT_1h, ETHUSDT_1h$"):
+        read_files(tmp_path, ["DOGEUSDT"])
 
 
 def test_a_name_of_a_file_commands_no_terminal(tmp_path):

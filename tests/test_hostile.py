@@ -24,7 +24,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import past, pooled
 from cpbkit.evaluation.results import ResultLine
-from cpbkit.evaluation.verdicts import evidence
+from cpbkit.evaluation.verdicts import evidence, judgements
 from cpbkit.runs import folder
 from cpbkit.runs.folder import RunFolder
 
@@ -65,6 +65,20 @@ def test_documents_of_a_run_are_used_or_count_as_lost(run, name, data):
     assert shown.exit_code == told.exit_code == 0, (shown.exception, shown.output)
     assert "\x1b" not in shown.output and json.loads(told.stdout)["total"] == 40
     (run / name).unlink()
+
+
+def test_a_ledger_of_rubbish_is_told_in_one_line(run, caplog):
+    with (run / folder.LEDGER).open("ab") as file:
+        file.write(b"\xff\n" * 300)
+    assert [line.series for line in RunFolder(run).results()] == ["BTCUSDT_15m"]
+    (said,) = caplog.messages
+    assert f"{folder.LEDGER}, line 2, counts as lost (as do 299 others): it is no JSON" in said
+
+
+def test_a_judgement_that_cannot_be_names_its_series():
+    line = ResultLine("BTCUSDT_15m", "done", test={"price": {"p": -1}})
+    with pytest.raises(CpbkitError, match="line of BTCUSDT_15m in the ledger, price: this run was judged by another"):
+        judgements([line])
 
 
 PRESET = {

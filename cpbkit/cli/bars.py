@@ -23,7 +23,7 @@ from cpbkit.cli.command import (
     which_source,
 )
 from cpbkit.config.experiment import COINS
-from cpbkit.errors import DataError
+from cpbkit.errors import DataError, SourceError
 
 ALLOWED = {  # what counts in the exit code, and how it is accepted
     "unexplained": ("missing bars may stay unexplained", "--allow-gaps"),
@@ -88,7 +88,7 @@ def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
             passports |= {f"{market} {name}": each.passport for name, each in got.items()}
     _show_passports([*passports.values()], as_json)
     if failures:
-        raise failures[0] if len(failures) == 1 else DataError("\n".join(map(str, failures)))
+        raise failures[0] if len(failures) == 1 else SourceError("\n".join(map(str, failures)))
     _check_allowed([*passports.values()], {"unexplained": allow_gaps, "doubts": allow_doubts})
 
 
@@ -150,7 +150,8 @@ def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, a
     if what and (Path(what).expanduser().exists() or any(mark in what for mark in "*?[/.")):
         from cpbkit.data.files import read_files
 
-        found = read_files(what, intervals=intervals or (), venue=venue or "")
+        with status_line() as say:
+            found = read_files(what, intervals=intervals or (), venue=venue or "", tell=say)
         klines, refused = found.klines, found.refused
         click.echo(found.text(), err=True)
     else:
@@ -165,7 +166,7 @@ def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, a
     _show_passports(passports, as_json)
     _check_allowed(passports, {"unexplained": allow_gaps, "doubts": allow_doubts})
     if refused:
-        raise DataError(f"{len(refused)} cannot be used: " + "; ".join(f"{k}: {why}" for k, why in refused.items()))
+        raise DataError(f"{len(refused)} of the files or series cannot be used; they are listed above as not taken")
 
 
 @click.command(

@@ -18,7 +18,7 @@ import click
 from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import NO_ROOM, CpbkitError, Terminated, UnknownName, check_name
-from cpbkit.texts import printable
+from cpbkit.texts import one_line, printable
 
 EXTRAS = {
     "talib": "talib",
@@ -109,6 +109,7 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
     def say(text: str) -> None:
         nonlocal said, shown
+        text = one_line(text)
         if terminal:
             width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1  # 0 where nobody has said it
             text = text if len(text) <= width else text[: width - 1] + "…"

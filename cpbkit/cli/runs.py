@@ -122,7 +122,8 @@ def open_own(experiment: Experiment):
         return experiment, None
     from cpbkit.data.load import load_klines, open_files
 
-    found = open_files(experiment)
+    with status_line() as say:
+        found = open_files(experiment, say)
     click.echo(found.text(), err=True)
     return found.settle(experiment), functools.partial(load_klines, found=found)
 

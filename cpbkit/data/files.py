@@ -5,7 +5,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,10 +33,13 @@ from cpbkit.data.request import Order, listing_of, usable
 from cpbkit.data.tables import KINDS, load, with_index
 from cpbkit.data.venue import Contract
 from cpbkit.errors import CpbkitError, DataError, check_name
-from cpbkit.texts import printable
+from cpbkit.texts import one_line
 
 VENUES = ("", "binance", "other")  # "" is guessed from the files' names
 MANY = 10_000  # files of a folder
+JUNK = 500  # files without bars, after which the others are not opened
+LISTED = 30  # lines of what is not taken
+NOTES = (".txt", ".dat")  # may hold anything; what is called .csv should be a table
 NOT_BARS = re.compile(r"funding|premium|[-_]mark[-_.]|[-_]index[-_.]|aggtrades|[-_]trades[-_.]|bookdepth|metrics", re.I)
 # As Binance's archive names files; that of HTX says 60min.
 ARCHIVE_NAME = re.compile(r"[A-Z0-9]+-\d+(?:[smhdw]|mo)-\d{4}-\d{2}(-\d{2})?\.(csv|zip)")
@@ -78,8 +81,10 @@ class Found:
             files = p.files[0].name if len(p.files) == 1 else f"{len(p.files)} files, {p.files[0].name} first"
             lines.append(f"{name:16} {p.first} to {p.last}  {p.got:>9,} bars  {files}")
             lines += [f"{'':16} {note}" for note in p.notes]
-        lines += [f"not taken: {name}: {why}" for name, why in (self.refused | self.left_out).items()]
-        return printable("\n".join(lines))
+        others = [f"not taken: {name}: {why}" for name, why in (self.refused | self.left_out).items()]
+        lines += others[:LISTED]
+        lines += [f"not taken: {len(others) - LISTED:,} more"] if len(others) > LISTED else []
+        return "\n".join(map(one_line, lines))
 
 
 def read_klines(path: str | os.PathLike, series: str = "") -> Klines:
@@ -104,13 +109,15 @@ def read_files(
     start: str = "",
     end: str = "",
     venue: str = "",
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """Read every file of bars in a file, a folder or a pattern, and join the pieces of each series.
 
     symbols, intervals: those to take; without them all that is there. start, end: UTC days, both inclusive.
     venue: binance gives its halts, listings and the two assets of LUNA; other none; "" guesses by the names.
+    tell hears how far it is.
     A file that cannot be used stops no other: it is in `refused`, one that is no file of bars in `left_out`.
-    Raises DataError where there is no file, or none of bars.
+    Raises DataError where there is no file, or none of bars; of very many, when the first of them are none.
     """
     check_name("venue", venue, VENUES)
     symbols, intervals = list(symbols), [check_interval(one) for one in intervals]
@@ -119,20 +126,33 @@ def read_files(
     pieces: dict[str, list[_Piece]] = {}
     refused: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for path in paths:
+    others: set[str] = set()  # series that were not asked for
+    for i, path in enumerate(paths):
+        name = one_line(path.name)
+        if i and not i % 100:
+            tell(f"reading files: {i:,} of {len(paths):,}")
         if reason := _is_no_file_of_bars(path):
-            left_out[path.name] = reason
+            left_out[name] = reason
             continue
+        if len(refused) >= JUNK and not pieces and not others:
+            first, why = next(iter(refused.items()))
+            raise DataError(
+                f"{where}: the first {JUNK} files hold no bars; name a folder nearer to them. {first}: {why}"
+            )
         try:
             by_folder = _folder_symbol(path)
             for piece in _read_file(path, asked=asked or by_folder):
                 symbol, interval = split_name(piece.series)
                 if symbol in (symbols or [symbol]) and interval in (intervals or [interval]):
                     pieces.setdefault(piece.series, []).append(piece)
+                else:
+                    others.add(piece.series)
         except CpbkitError as error:
-            # What lies beside bars and names no symbol describes them.
-            beside = path.suffix.lower() == ".json" and not read_name(path.name)[0]
-            (left_out if beside else refused)[path.name] = str(error).removeprefix(f"{path.name}: ")
+            # What lies beside bars and names no symbol describes them, and so do notes.
+            symbol, interval = read_name(path.name)
+            notes = path.suffix.lower() in NOTES and not interval and not symbol.endswith((*QUOTES, *COINS))
+            beside = (path.suffix.lower() == ".json" and not symbol) or (notes and not _has_table(path))
+            (left_out if beside else refused)[name] = str(error).removeprefix(f"{name}: ")
     klines = {}
     for name in sorted(pieces, key=lambda name: (split_name(name)[0], INTERVAL_SECONDS[split_name(name)[1]])):
         try:
@@ -141,7 +161,8 @@ def read_files(
             refused[name] = str(error).removeprefix(f"{name}: ")
     if not klines:
         reasons = "; ".join(f"{name}: {why}" for name, why in [*refused.items(), *left_out.items()][:5])
-        raise DataError(f"{where} holds no bars that were asked for. {reasons or f'It has {len(paths)} files'}")
+        there = f"It has {', '.join(sorted(others)[:20])}{' ...' if len(others) > 20 else ''}. " if others else ""
+        raise DataError(f"{where} holds no bars that were asked for. {there}{reasons}".rstrip(" ."))
     return Found(klines, refused, left_out)
 
 
@@ -218,6 +239,13 @@ def _is_no_file_of_bars(path: pathlib.Path) -> str:
     return ""
 
 
+def _has_table(path: pathlib.Path) -> bool:
+    """Say whether most lines of a text have five cells, as bars have."""
+    with path.open("rb") as file:
+        lines = file.read(1 << 16).splitlines()
+    return sum(len(re.findall(rb"[,;\t|]", line)) >= 4 for line in lines) > len(lines) / 2
+
+
 @dataclass(frozen=True)
 class _Piece:
     """What one file holds of a series."""
@@ -238,7 +266,7 @@ def _read_file(path: pathlib.Path, series: str = "", asked: str = "") -> list[_P
         raise DataError(f"{path.name}: it cannot be read: {str(error)[:300]}") from None
     if series and len(sheets) > 1:
         sheets = [sheet for sheet in sheets if series_name(sheet.symbol, sheet.interval) == series] or sheets
-    file = SourceFile(path.name, digest)
+    file = SourceFile(one_line(path.name), digest)
     return [_piece(sheet, path.name, file, series, by_folder or asked, len(sheets) == 1) for sheet in sheets]
 
 
@@ -298,7 +326,7 @@ def _piece(sheet: Sheet, name: str, file: SourceFile, series: str, asked: str, a
             f"{name}: no symbol in the file's name or in a column; name the series, such as BTCUSDT_{interval}, by "
             "renaming the file, or ask for one symbol of this one file"
         )
-    return _Piece(series_name(symbol, interval), sheet.frame, file, tuple(notes))
+    return _Piece(series_name(symbol, interval), sheet.frame, file, tuple(map(one_line, notes)))
 
 
 def read_name(name: str) -> tuple[str, str]:

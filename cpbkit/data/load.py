@@ -42,10 +42,12 @@ def last_months(day: dt.date) -> tuple[str, str]:
     return first.replace(year=first.year - 1).isoformat(), (first - dt.timedelta(days=1)).isoformat()
 
 
-def open_files(experiment: Experiment) -> files.Found:
+def open_files(experiment: Experiment, tell: Callable[[str], None] = lambda text: None) -> files.Found:
     """Read the own bars that an experiment asks for; what is refused is logged. Errors: as `files.read_files`."""
     data = experiment.data
-    found = files.read_files(data.files, data.symbols, data.intervals, start=data.start, end=data.end, venue=data.venue)
+    found = files.read_files(
+        data.files, data.symbols, data.intervals, start=data.start, end=data.end, venue=data.venue, tell=tell
+    )
     for name, why in found.refused.items():
         log.warning("not taken: %s: %s", name, why)
     return found
@@ -66,7 +68,7 @@ def load_klines(
         bars = synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
     elif data.source == "files":
         tell("reading files")
-        bars = _chosen(experiment, found or open_files(experiment))
+        bars = _chosen(experiment, found or open_files(experiment, tell))
     elif data.source == "yahoo":
         tell("getting bars of Yahoo")
         bars = yahoo.fetch_klines(data.symbols, data.intervals, data.start, data.end)

@@ -444,7 +444,10 @@ def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]
     for line in results:
         before = {head + OLD: raw for head, raw in line.before.items()}
         for head, raw in (line.test | before).items():
-            found.setdefault(head, {})[line.series] = Judgement.from_dict(raw)
+            try:
+                found.setdefault(head, {})[line.series] = Judgement.from_dict(raw)
+            except CpbkitError as error:
+                raise CpbkitError(f"the line of {line.series} in the ledger, {head}: {error}") from None
     return found
 
 

@@ -146,6 +146,12 @@ class RunFolder:
             self._said.add(text)
             log.warning(text)
 
+    def _say_lost(self, damaged: list[tuple[int, str]], then: str = "") -> None:
+        """Say which lines of the ledger count as lost: the first, and how many there are."""
+        number, damage = damaged[0]
+        more = f" (as do {len(damaged) - 1:,} others)" if len(damaged) > 1 else ""
+        self._say(f"{self.folder / LEDGER}, line {number}, counts as lost{more}: {damage}{then}")
+
     def _read(self, name: str, form: dict) -> dict:
         """Read a document that is not vital; empty where there is none, or none that can be used."""
         try:
@@ -226,12 +232,15 @@ class RunFolder:
         A damaged line is logged with its number. Errors: RunError where the ledger cannot be read at all.
         """
         found: dict[str, ResultLine] = {}
+        damaged = []
         for line in self.ledger():
             if line.result is None:
-                self._say(f"{self.folder / LEDGER}, line {line.number}, counts as lost: {line.damage}")
+                damaged.append((line.number, line.damage))
                 continue
             found.pop(line.result.series, None)
             found[line.result.series] = line.result
+        if damaged:
+            self._say_lost(damaged)
         return list(found.values())
 
     def ledger(self) -> Iterator[Line]:
@@ -270,14 +279,10 @@ class RunFolder:
         whole = b"".join(line.raw for line in lines if line.result is not None)
         if whole == before:
             return
-        if damaged := [line for line in lines if line.result is None]:
+        if damaged := [(line.number, line.damage) for line in lines if line.result is None]:
             aside = self.folder / "progress" / f"{LEDGER}.damaged"
             atomic.write_bytes(aside, before)
-            for line in damaged:
-                self._say(
-                    f"{path}, line {line.number}, counts as lost: {line.damage}. It lies in {aside.name} now, and its "
-                    "series is trained anew"
-                )
+            self._say_lost(damaged, f". It lies in {aside.name} now, and its series is trained anew")
         atomic.write_bytes(path, whole)
 
     def keep_sources(self, files: Iterable[Path]) -> None:

@@ -274,8 +274,8 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
             if one and line.data_sha256 not in ("", data_sha256(one)):
                 note(f"{one.name} is kept as it ended, on other bars than are there now")
     if not series:
-        reasons = "\n  ".join(failed.values())
-        raise incomplete or DataError(f"no series of this experiment can be trained:\n  {reasons}")
+        reasons = "; ".join(failed.values())
+        raise incomplete or DataError(f"no series of this experiment can be trained: {reasons}")
     for name in [name for name in state.missing if name in failed]:
         before = failed_before.get(name)
         if before and before.reason == failed[name]:
