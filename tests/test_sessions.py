@@ -73,6 +73,18 @@ def test_what_is_closed_is_not_missing_and_what_is_missing_within_a_session_is(m
     assert set(said) <= {f"{time:%Y-%m-%dT%H:%M}" for time in index[inner].tz_convert("UTC")}
 
 
+@pytest.mark.parametrize("freq, interval", [("30min", "30m"), ("1h", "1h"), ("15min", "15m")])
+@pytest.mark.parametrize(
+    "first, last", [("2024-03-07", "2024-05-24"), ("2024-11-01", "2024-11-27"), ("2024-01-02", "2024-03-12")]
+)
+def test_a_day_before_the_clock_is_changed_lacks_no_bars(freq, interval, first, last):
+    index = stocks(freq, first, last)
+    whole = bars_of(index, interval).passport
+    assert whole.missing == 0 and whole.expected == len(index)
+    holed = bars_of(index.delete(20), interval).passport
+    assert [gap.start for gap in holed.gaps] == [f"{index[20].tz_convert('UTC'):%Y-%m-%dT%H:%M}"]
+
+
 def test_the_last_bar_of_a_day_and_two_weeks_are_missing():
     index = stocks("15min")
     last = np.flatnonzero((index.hour == 15) & (index.minute == 45))[20]

@@ -40,9 +40,12 @@ def closed_bars(starts: np.ndarray, low: int, high: int, step: int) -> np.ndarra
         opens, closes = sessions[np.searchsorted(sessions[:, 0], begin, side="right") - 1]
         at_edge = begin == opens > 0 or end == closes < len(grid)
         rest = at_edge and SHORT_DAY * (end - begin) >= closes - opens
+        # A day or two before the clock is changed, at the edge of a file: as much is traded beyond the other end.
+        before, after = traded[max(0, opens - (end - begin)) : opens], traded[closes : closes + end - begin]
+        moved = (end == closes and before.any() and before.all()) or (begin == opens and after.any() and after.all())
         if (gap[1] - gap[0]) * step > LONGEST:
             closed[begin:end] = free[begin:end]
-        elif rest or (free.any() and (end - begin) * step >= HOLIDAY):
+        elif rest or moved or (free.any() and (end - begin) * step >= HOLIDAY):
             closed[begin:end] = True
     odd, missing = (traded & ~usual).sum(), (~traded & ~closed).sum()
     return grid[closed] if odd <= ODD * len(starts) and 4 * missing <= len(starts) else starts[:0]
