@@ -30,7 +30,15 @@ TASK = Task(context=30, horizon=4, targets=OHLC, target_weights=(1.0, 0.5, 0.25,
 ABOUT = {"date", "machine", "versions", "commit", "bench"}
 
 
-EMPTY_SWEEP = {"bench": "sweep", **provenance.describe(), "models": 8, "cases": [], "matmul": {}, "growth": None}
+EMPTY_SWEEP = {
+    "bench": "sweep",
+    **provenance.describe(),
+    "models": 8,
+    "cases": [],
+    "matmul": {},
+    "growth": None,
+    "search": None,
+}
 EMPTY_SWEEP |= {"left_out": {}}
 
 
@@ -105,7 +113,7 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     assert document["machine"]["cores"] >= 1 and document["machine"]["cpu"]
     assert [case["case"] for case in document["cases"]] == ["gru_dense, width 8", "gru, width 8", "quick"] and len(
         said
-    ) == 5
+    ) == 6
     for case in document["cases"]:
         assert set(case["ratios"]) == {"engine / loop", "engine / loop done well"}
         for ratio in case["ratios"].values():
@@ -113,6 +121,8 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
             assert ratio["lowest"] <= ratio["ratio"] <= ratio["highest"]
         assert all(side["samples_per_second"] == 64 * side["steps_per_second"] for side in case["sides"].values())
         assert case["sides"]["engine"]["models_at_once"] == 2 and case["sides"]["loop"]["models_at_once"] == 1
+    search = document["search"]
+    assert search["settings"] == 3 and search["ratio"] > 0
     assert [row["models"] for row in document["growth"]["rows"]] == [1, 2] and document["growth"]["scaled"] == ["loop"]
     text = report.render(document)
     assert ("Not measured on a GPU" in text) == (not torch.cuda.is_available())

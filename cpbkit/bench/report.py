@@ -125,6 +125,12 @@ def _sweep(document: dict) -> list[str]:
             ["models", "loop", "engine"],
             [[str(row["models"]), figures(row["loop"]), figures(row["engine"])] for row in growth["rows"]],
         )
+    if search := document["search"]:
+        lines += [
+            "",
+            f"A search of {search['settings']} settings, {search['case']}: {figures(search['ours'])} steps of one "
+            f"model a second; one sweep after another: {figures(search['theirs'])}; {ratio(search)}.",
+        ]
     if "stacks" in document:
         lines += ["", *_stacks(document["stacks"])]
     if "cells" in document:

@@ -31,6 +31,7 @@ NARROW = (("gru_dense", 8), ("gru", 8), ("lstm", 8), ("lstm", 16))
 GROWTH = (1, 10, 40, 200)  # models
 GROWTH_STEPS = 100  # of every model
 GROWTH_BARS = 1500
+RATES = (2e-3, 1e-3, 5e-4)  # learning rates that a search tries at once
 LOOP, WELL, ENGINE = "loop", "loop done well", "engine"
 WARM_UP = 2  # steps
 LEAST_ROUNDS, CASE_SECONDS = 3, 8.0  # fewer rounds than an effort has, where they take longer
@@ -68,7 +69,7 @@ def bench_sweep(
     cases, left_out = choose_cases(presets, quick)
     document = {"bench": "sweep", **provenance.describe(), "models": models, "device": device().type}
     document["matmul"] = measure_ceilings(cases, say)
-    rows, growth = [], None
+    rows = []
     with Workers(count_workers()) as workers:
         for name, experiment in cases.items():
             say(f"{name}: loop, loop done well, engine")
@@ -76,11 +77,13 @@ def bench_sweep(
         first = next(iter(cases))
         say(f"{first}: {', '.join(map(str, effort.growth))} series")
         growth = measure_growth(first, cases[first], workers, effort)
+        say(f"{first}: a search beside one sweep after another")
+        search = measure_search(first, cases[first], models, workers, effort)
         if device().type == "cuda" and not quick:
             document["cells"] = measure_cells(models, say)
         elif workers.pipes and not quick:
             document["stacks"] = measure_stacks(models, len(workers.pipes), workers, say)
-    document |= {"cases": rows, "growth": growth, "left_out": left_out}
+    document |= {"cases": rows, "growth": growth, "search": search, "left_out": left_out}
     if peers:
         from cpbkit.bench.peers import bench_peers
 
@@ -272,3 +275,21 @@ def measure_growth(name: str, experiment: Experiment, workers: Workers, effort: 
             ours.append(runner.run(steps)[0] / steps / share * GROWTH_STEPS)
         rows.append({"models": count, ENGINE: statistics.median(ours), LOOP: statistics.median(theirs)})
     return {"case": name, "steps": GROWTH_STEPS, "rows": rows, "scaled": [LOOP]}
+
+
+def measure_search(name: str, experiment: Experiment, models: int, workers: Workers, effort: Effort) -> dict:
+    """Time a search, which steps the rows of all its settings at once, beside as many sweeps one after another."""
+    series = make_series(experiment.task, models)
+    sides = {"search": vary(experiment, search=(("learning_rate", RATES),)), "sweep": experiment}
+    known = {one.name: one for one in series}
+    plans = {side: workers.call(make_plan, wanted, known) for side, wanted in sides.items()}
+    times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for _ in rounds(effort):
+        for side, wanted in sides.items():
+            runner = None  # before the next one: a process holds one stack
+            runner = start_engine(wanted, series, plans[side], workers)
+            steps = block(runner, effort.seconds)
+            wall, cpu = runner.run(steps)
+            count = runner.rows * len(wanted.training.trials()) * steps
+            times[side].append((count / wall, cpu / count))
+    return {"case": name, "settings": len(RATES), **compare(times, "search", "sweep")}

@@ -216,9 +216,10 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     _find_volumes(table, plain, found, notes, where)
     start = _find_time(table, plain)
     end = next((plain[name] for name in times.ENDS if name in plain), None)
-    if end is None and start is not None and _is_stamped_by_close(table, plain, where):
-        start, end = None, str(start.name)
-    absent = ["time"] if start is None and end is None else []
+    closes = None if end is None else table[end]
+    if closes is None and _is_stamped_by_close(table, plain, where):
+        start, closes = None, start
+    absent = ["time"] if start is None and closes is None else []
     absent += [name for name in OHLC if name not in found]
     if absent:
         got = ", ".join(map(str, table.columns[:30]))
@@ -245,7 +246,7 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
             empty |= open_
     if count := int(frame[list(OHLC)].isna().all(axis=1).sum()):
         notes.append(f"{count} rows without a price were dropped.")
-    opened, interval = _read_starts(start, None if end is None else table[end], where, notes)
+    opened, interval = _read_starts(start, closes, where, notes)
     frame = frame.set_axis(opened)[~empty.to_numpy()]
     return Sheet(symbol, interval, frame, tuple(notes))
 
