@@ -37,7 +37,7 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
      "compute such columns once, before training, and index a tensor in the loop"),
     ("a metric", {"sklearn", "scipy", "torchmetrics"}, r"roc_auc|_score\(|metrics?\b",
      "compute it once an epoch, from predictions that were kept"),
-    ("making tensors of lists", set(), r"torch\.(tensor|FloatTensor|LongTensor|Tensor)\(|\.tolist\(",
+    ("making lists of tensors, or back", set(), r"torch\.(tensor|FloatTensor|LongTensor|Tensor)\(|\.tolist\(",
      "keep arrays: np.stack and torch.from_numpy, or a tensor that is written by index"),
     ("NumPy", {"numpy"}, r"\bnp\.|\.numpy\(", "do it with torch on the batch, or once before training"),
 )  # fmt: skip
