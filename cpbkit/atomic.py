@@ -21,7 +21,7 @@ def write_bytes(path: Path, content: bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(part, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # what went wrong before is what to tell
             part.unlink()
         raise
 

@@ -77,7 +77,9 @@ def parse(text: bytes | str, form: Any = object, limit: int = SIZE) -> Any:
         value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise Damaged(f"it is nested deeper than {DEPTH}") from None
-    except ValueError as error:  # of JSON and of UTF-8
+    except UnicodeDecodeError:
+        raise Damaged("it is no UTF-8 text") from None
+    except ValueError as error:
         raise Damaged(f"it is no JSON: {error}") from None
     _measure(value)
     check(value, form)

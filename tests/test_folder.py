@@ -276,3 +276,32 @@ def test_a_holder_that_cannot_be_removed_keeps_no_lock(tmp_path, monkeypatch):
     monkeypatch.undo()
     with RunFolder(tmp_path).writing(QUICK):
         assert told.tb, "its frames, which live on, held the lock"
+
+
+@pytest.mark.parametrize("name", ["models", "losses", "progress"])
+def test_a_file_where_a_folder_belongs_is_set_aside(tmp_path, caplog, name):
+    with RunFolder(tmp_path).writing(QUICK) as run:
+        run.finish(line("BTCUSDT_15m"), b"weights", b"losses")
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    (tmp_path / name).write_text("hi")
+    with RunFolder(tmp_path).writing(QUICK) as run:
+        run.finish(line("ETHUSDT_15m"), b"weights", b"losses")
+    assert {one.series for one in RunFolder(tmp_path).results()} == {"BTCUSDT_15m", "ETHUSDT_15m"}
+    assert [path.read_text() for path in (tmp_path / "set_aside").iterdir()] == ["hi"]
+    assert [said for said in caplog.messages if f"{name} is a file, which cannot be" in said]
+
+
+@pytest.mark.parametrize("name", ["models/BTCUSDT_15m.safetensors", "losses/BTCUSDT_15m.npz", ".lock", "about.json"])
+def test_a_folder_where_a_file_belongs_is_set_aside(tmp_path, caplog, name):
+    with RunFolder(tmp_path).writing(QUICK) as run:
+        run.begin({})
+        run.finish(line("BTCUSDT_15m"), b"weights", b"losses")
+    (tmp_path / name).unlink()
+    (tmp_path / name / "inside").mkdir(parents=True)
+    assert RunFolder(tmp_path).holder() == ""
+    with RunFolder(tmp_path).writing(QUICK) as run:
+        run.begin({})
+        run.finish(line("BTCUSDT_15m"), b"weights", b"losses")
+    assert (tmp_path / name).is_file()
+    assert [path.name for path in (tmp_path / "set_aside").glob("*/*")] == ["inside"]
+    assert [said for said in caplog.messages if "is a folder, which cannot be; it lies in" in said]

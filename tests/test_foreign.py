@@ -45,7 +45,7 @@ def test_a_known_form_is_read():
         ('{"name": "A", "size": 1e101}', "the number 1e101"),
         ("[" + " " * foreign.SIZE, "more than 8,388,608 bytes"),
         ('{"name"', "it is no JSON"),
-        (b"\xff\xfe{", "it is no JSON"),
+        (b"\xff\xfe{", "it is no UTF-8 text"),
     ],
 )
 def test_anything_else_is_refused_in_one_line(text, said):

@@ -1,5 +1,6 @@
 """The report of a made-up run: whole, self-contained, and everything that is in the folder is on the page."""
 
+import errno
 import html
 import html.parser
 import json
@@ -341,3 +342,14 @@ def test_the_report_is_sorted_searched_and_opened_in_a_browser(path, visit, widt
     page.emulate_media(media="print")
     assert page.locator("details.part:visible").count() == 1, "what is open is printed"
     assert page.evaluate("document.documentElement.scrollWidth") == 703 and page.evaluate(cut) == 0
+
+
+def test_a_run_that_cannot_be_written_to_tells_where_a_report_can_go(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", made_up_results()[:2])
+
+    def refuse(path, *mode):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("cpbkit.atomic.os.replace", refuse)
+    with pytest.raises(RunError, match=r"report.html cannot be written \(Read-only file system\); .*--out"):
+        write_report(folder)

@@ -226,7 +226,7 @@ def _sweep(
         results = sweep(experiment, folder, command=command, on_progress=Account(view, verbose), **place)
     if before:
         click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
-    if len(results) > before or not report.exists():
+    if len(results) > before or not report.is_file():
         write_report(folder)
     _show_run(folder, results, as_json)
     if not as_json:

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of i
 PLAN, STATUS, LOCK, HOLDER = "progress/plan.json", "progress/status.json", ".lock", ".holder.json"
 STOP = "progress/stop.json"
 PARTS = ("models", "losses", "progress")  # folders
+FILES = (EXPERIMENT, LEDGER, ABOUT, AUDIT, CLOCK, MONITOR, REPORT, LOCK, HOLDER)  # beside what is in the folders
+SET_ASIDE = "set_aside"  # folder of what stood in the way
 NAME = re.compile(r"\w{1,90}")  # of a series, which becomes that of files
 LARGE = 1 << 28  # bytes of a model at most
 SMALLER = 1 << 25  # of the losses and forecasts of a series, and of a monitor
@@ -149,7 +152,7 @@ class RunFolder:
     def _say_lost(self, damaged: list[tuple[int, str]], then: str = "") -> None:
         """Say which lines of the ledger count as lost: the first, and how many there are."""
         number, damage = damaged[0]
-        more = f" (as do {len(damaged) - 1:,} others)" if len(damaged) > 1 else ""
+        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
         self._say(f"{self.folder / LEDGER}, line {number}, counts as lost{more}: {damage}{then}")
 
     def _read(self, name: str, form: dict) -> dict:
@@ -169,6 +172,7 @@ class RunFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._refuse_links()
+        self._clear_way(LOCK)
         lock, holder = filelock.FileLock(self.folder / LOCK), self.folder / HOLDER
         try:
             lock.acquire(timeout=1)  # `cpbkit status` takes it for an instant
@@ -177,6 +181,10 @@ class RunFolder:
                 f"another sweep writes to {self.folder}: {self._describe()}. Wait for it, or stop it"
             ) from None
         try:
+            self._clear_way(*FILES, *PARTS)
+            for part in PARTS:
+                (self.folder / part).mkdir(exist_ok=True)
+                self._clear_way(*(f"{part}/{found.name}" for found in (self.folder / part).iterdir()))
             atomic.write_bytes(
                 holder,
                 json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(),
@@ -191,8 +199,6 @@ class RunFolder:
                     )
             else:
                 atomic.write_bytes(self.folder / EXPERIMENT, to_json(experiment).encode())
-            for part in PARTS:
-                (self.folder / part).mkdir(exist_ok=True)
             self._mend()
             (self.folder / STOP).unlink(missing_ok=True)  # it was meant for a sweep before this one
             yield self
@@ -210,13 +216,24 @@ class RunFolder:
             except Damaged as error:
                 raise RunError(f"{self.folder} cannot be written to: {error}. Take another folder") from None
 
+    def _clear_way(self, *names: str) -> None:
+        """Set aside a folder where a file belongs, and what is no folder where one belongs; nothing is deleted."""
+        for name in names:
+            path = self.folder / name
+            if path.is_dir() if name not in PARTS else path.exists() and not path.is_dir():
+                place = self.folder / SET_ASIDE / f"{path.name}.{uuid.uuid4().hex[:6]}"
+                place.parent.mkdir(exist_ok=True)
+                path.rename(place)
+                kind = "a file" if name in PARTS else "a folder"
+                self._say(f"{path} is {kind}, which cannot be; it lies in {place} now, and what it held counts as lost")
+
     def holder(self) -> str:
         """Say who writes to the folder now, or return an empty string. Changes nothing in it."""
         try:
             foreign.refuse_links(self.folder, LOCK)
             with open(self.folder / LOCK, "rb") as file:
                 return self._describe() if _is_locked(file) else ""
-        except (FileNotFoundError, PermissionError, Damaged):
+        except (FileNotFoundError, IsADirectoryError, PermissionError, Damaged):
             return ""
 
     def _describe(self) -> str:
@@ -282,7 +299,10 @@ class RunFolder:
         if damaged := [(line.number, line.damage) for line in lines if line.result is None]:
             aside = self.folder / "progress" / f"{LEDGER}.damaged"
             atomic.write_bytes(aside, before)
-            self._say_lost(damaged, f". It lies in {aside.name} now, and its series is trained anew")
+            self._say_lost(
+                damaged,
+                f". The ledger as it was lies in {aside.relative_to(self.folder)}; what was lost is trained anew",
+            )
         atomic.write_bytes(path, whole)
 
     def keep_sources(self, files: Iterable[Path]) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,7 +96,14 @@ def write_report(
         **_origin(about, with_command),
     )
     target = Path(out) if out else run.folder / REPORT
-    atomic.write_bytes(target, page.encode())
+    try:
+        atomic.write_bytes(target, page.encode())
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise RunError(
+            f"{target} cannot be written ({error.strerror}); give another place for it: --out, or out="
+        ) from None
     return target
 
 
