@@ -72,7 +72,7 @@ def test_a_ledger_of_rubbish_is_told_in_one_line(run, caplog):
         file.write(b"\xff\n" * 300)
     assert [line.series for line in RunFolder(run).results()] == ["BTCUSDT_15m"]
     (said,) = caplog.messages
-    assert f"{folder.LEDGER}, line 2, counts as lost (and 299 more): it is no JSON" in said
+    assert f"{folder.LEDGER}, line 2, counts as lost (and 299 more): it is no UTF-8 text" in said
 
 
 def test_a_judgement_that_cannot_be_names_its_series():
