@@ -86,7 +86,8 @@ def test_a_fold_too_many_is_refused_before_anything_is_fetched():
         vary(QUICK, folds=0)
 
 
-def test_a_series_whose_first_fold_has_no_window_fails_alone():
+def test_a_series_whose_first_fold_has_no_window_fails_alone(monkeypatch):
+    monkeypatch.setattr("cpbkit.runs.sweep.to_series", lambda series, task: series)
     experiment = Experiment(
         data=vary(QUICK, symbols=("AUSDT", "BUSDT"), intervals=("15m",)).data, task=Task(context=40)
     )
