@@ -413,7 +413,7 @@ def test_a_validation_with_its_loader_is_one_thing():
     model, optimizer, batches = make()
     held = DataLoader(TensorDataset(torch.randn(256, 8), torch.randn(256, 1)), batch_size=16)
     with watch(tell=False) as w:
-        for x, y in batches * 2:
+        for x, y in batches * 10:
             step(model, optimizer, x, y)
             with torch.no_grad():
                 for a, b in held:

@@ -135,6 +135,10 @@ def _find(seen: Seen, limits: Limits):
     limit = limits.workers if seen.workers else limits.own_loader if seen.loads_in_own_code else limits.plain_loader
     if share["data"] > limit:
         line = _top(seen, "data")
+        # What the head of the loop takes itself is the loader's work; an own line that it leads to can be changed.
+        below = [one for one in seen.lines if one.account == "data" and one.caller]
+        if line and not line.caller and below and 2 * below[0].seconds > line.seconds:
+            line = below[0]
         reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
         cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
         if not seen.workers:
