@@ -309,8 +309,7 @@ class _Fetch:
             failed = [answer for answer in answers if isinstance(answer, Exception)]
             absent |= {answer.name: order.now for answer in answers if isinstance(answer, ArchiveFile)}
             same |= {answer.name: answer.trouble for answer in answers if isinstance(answer, Unchanged)}
-            held = replace(held, absent={**held.absent, **absent})
-            held = merge(held, fresh) if fresh else held
+            held = merge(replace(held, absent={**held.absent, **absent}), fresh)
             pieces += fresh
             troubles += failed
             if any(isinstance(error, BadFile) for error in failed):

@@ -438,11 +438,11 @@ def _find_coarser(starts: np.ndarray, step: int) -> str:
     apart = np.diff(starts) // step
     begins = np.flatnonzero(np.append(True, np.diff(apart) != 0)[: len(apart)])
     counts = np.diff(np.append(begins, len(apart)))
-    found = begins[(counts >= COARSER_ROWS) & (apart[begins] > 1)]
+    found = np.flatnonzero((counts >= COARSER_ROWS) & (apart[begins] > 1))
     if not len(found):
         return ""
-    i = found[0]
-    last = starts[i] + counts[begins == i][0] * apart[i] * step
+    i, rows = begins[found[0]], counts[found[0]]
+    last = starts[i + rows]
     return (
         f"From {stamp(starts[i])} to {stamp(last)} rows stand {apart[i]} bars apart, as those of a longer interval do: "
         "keep the bars of one interval in a file."
