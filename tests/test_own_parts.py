@@ -168,11 +168,3 @@ def test_the_page_on_own_parts_holds_what_works(here, bars):
     )
     assert options and all(option in shown for option in options)
     sys.modules.pop("mine", None)
-
-
-@pytest.mark.parametrize(
-    "given", [{"name": type("Net", (), {})}, {"name": "__main__:Net"}, {"loss": max}, {"features": (max,)}]
-)
-def test_a_class_or_function_of_a_notebook_is_refused_with_what_to_do(given):
-    with pytest.raises(CpbkitError, match=r"file\.py:name, so that workers find it; got .*%%writefile mine\.py"):
-        cpb.sweep("quick", **given)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from cpbkit import atomic, foreign
+from cpbkit.config.given_parts import name_parts
 from cpbkit.config.own import is_own
 from cpbkit.errors import CpbkitError, UnknownName, check_name
 
@@ -335,13 +336,16 @@ def difference(old: Experiment, new: Experiment) -> list[str]:
 
 
 def vary(experiment: Experiment, **settings) -> Experiment:
-    """Return the experiment with settings changed by their flat name: `vary(e, epochs=3, symbols=("BTCUSDT",))`."""
+    """Return the experiment with settings changed by their flat name: `vary(e, epochs=3, symbols=("BTCUSDT",))`.
+
+    A class or a function gets a name, as `name_parts` gives it. Errors: as there and of the settings.
+    """
     owner = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls) if f.name != "seed"}
     owner["seed"] = "training"
     changes: dict[str, dict] = {}
     for name, value in settings.items():
         check_name("setting", name, owner)
-        changes.setdefault(owner[name], {})[name] = value
+        changes.setdefault(owner[name], {})[name] = name_parts(value)
     return replace(experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()})
 
 

@@ -15,12 +15,12 @@ from cpbkit.errors import CpbkitError
 def is_own(name: str) -> bool:
     """Say whether a name in an experiment is that of a person's own part.
 
-    Errors: CpbkitError for a class, a function or anything else that is no name: workers would not find it.
+    Errors: CpbkitError for anything else than a name, and for one that only this process would find.
     """
     if not isinstance(name, str) or name.startswith("__main__:"):
         raise CpbkitError(
-            f"a part of your own is named module:name or file.py:name, so that workers find it; got {name!r}. In a "
-            "notebook, `%%writefile mine.py` on top of a cell makes a file of it, and 'mine.py:name' names the part"
+            f"a part of your own is named module:name or file.py:name in an experiment; got {name!r}. Give `sweep` "
+            "the class or function itself, and it gets such a name"
         )
     return ":" in name
 
@@ -36,14 +36,14 @@ def find(name: str, kind: str) -> Callable:
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise CpbkitError(
             f"{kind} of your own is named module:name or file.py:name, found from the current folder {os.getcwd()}; "
-            f"got {name!r} ({error}). In a notebook, `%%writefile mine.py` on top of a cell makes a file of it"
+            f"got {name!r} ({error})"
         ) from None
 
 
 def _load(place: str):
+    if os.getcwd() not in sys.path:  # `python -m` has it there, an installed command and a worker have not
+        sys.path.insert(0, os.getcwd())
     if not place.endswith(".py"):
-        if os.getcwd() not in sys.path:  # `python -m` has it there, an installed command and a worker have not
-            sys.path.insert(0, os.getcwd())
         return importlib.import_module(place)
     path = Path(place).resolve(strict=True)
     known = sys.modules.get(path.stem)
