@@ -234,7 +234,7 @@ class Run:
         takes it. Errors: as `sweep`; RunError where this run has bars up to that day, or no model.
         """
         experiment = plan_refit(self._folder, until, from_zero)
-        require_consent(experiment.own_parts, self._trust_code, str(self.folder))
+        require_consent(experiment.own_parts, self._trust_code, str(self.folder), experiment.task.zero_shot)
         task, days = experiment.task, experiment.data
         given = {"features": task.features, "targets": task.targets, "target_weights": task.target_weights}
         given |= {name: getattr(days, name) for name in ("start", "end", "venue")} if data is not None else {}
@@ -651,8 +651,8 @@ def name_run(experiment: Experiment, own: Mapping[str, Klines | Table] | None = 
 def open_run(folder: str | os.PathLike, trust_code: bool = False) -> Run:
     """Open a run folder, finished or not.
 
-    trust_code: whether its models may run the own parts they name (network, features), from the current folder.
-    Errors: RunError where there is none.
+    trust_code: whether its models may run the own parts they name (network, features), from the current folder, and
+    load the foundation model they name. Errors: RunError where there is none.
     """
     run = Run(folder, trust_code)
     run.experiment  # noqa: B018  # says at once where there is no run

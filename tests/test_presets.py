@@ -12,7 +12,7 @@ from torch import nn
 from cpbkit import indicators
 from cpbkit.bench import twins
 from cpbkit.config.experiment import Task, from_json, to_json, vary
-from cpbkit.config.presets import NETWORK, PRESETS
+from cpbkit.config.presets import NETWORK, PRESETS, TRAINED
 from cpbkit.models import zoo
 from cpbkit.training.loop import Fit, fit
 from cpbkit.training.stack import Stack
@@ -34,6 +34,7 @@ COUNTS = {
     "nlinear": 337 * 10,
     "dlinear": 2 * 337 * 10,
     "ridge_ar": (48 * 4 + 1) * 10 * 4,
+    "chronos": 0,
     "segrnn": 25 * 512 + 2 * 3 * 512 * (512 + 1) + 2 * 256 + 513 * 24,
     "quick": 3 * 16 * (4 + 16 + 2) + 3 * 16 * (1 + 16 + 2) + 16 + 33 * 16 + 17,
 }
@@ -87,7 +88,7 @@ def forced_lstm(net, preset):
     return tensors
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_preset_computes_what_plain_torch_does_with_its_weights(name):
     """At the preset's own size, without dropout; the twins are written from the sources, with torch.nn alone."""
     preset = vary(PRESETS[name], dropout=0.0)
@@ -195,7 +196,7 @@ def train(experiment, series):
     return {f.name: f for s in fit(Fit(stack), windows, training, 5) if not s.step for f in s.finished}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_preset_trains_in_a_stack_as_it_does_alone(name):
     """50 steps of its own optimiser and schedule with dropout, teacher forcing, both clips and early stops."""
     preset = PRESETS[name]

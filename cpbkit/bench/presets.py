@@ -12,7 +12,7 @@ import torch
 from cpbkit.bench.market import BARS, make_series
 from cpbkit.bench.sweep import MODELS, count_flops
 from cpbkit.config.experiment import Experiment, vary
-from cpbkit.config.presets import PRESETS
+from cpbkit.config.presets import PRESETS, TRAINED
 from cpbkit.data.synthetic import planted_skill, predictable_series
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine
@@ -39,7 +39,7 @@ def bench_presets(
     Time for forty is extrapolated from timed steps, with all epochs and no early stop. As many presets as there are
     cores are measured at once, each on one: so the processes of a sweep share the machine too.
     """
-    names = [check_name("preset", name, PRESETS) for name in presets or PRESETS]
+    names = [check_name("preset", name, TRAINED) for name in presets or TRAINED]
     seconds = QUICK_TRAINING if quick else TRAINING
     rows: dict[str, dict] = {}
     places = 1 if torch.cuda.is_available() else min(count_cores(), len(names))

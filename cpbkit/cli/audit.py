@@ -137,7 +137,7 @@ def _open_run(folder: str, trust_code: bool) -> "RunFolder":
     if source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError(f"the settings are those of {folder}; leave out --preset, or the run")
     run = RunFolder(folder)
-    require_consent(run.experiment.own_parts, trust_code, folder)
+    require_consent(run.experiment.own_parts, trust_code, folder, run.experiment.pretrained)
     return run
 
 

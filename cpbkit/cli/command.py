@@ -204,7 +204,9 @@ def _options(*options):
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
-trust_code = click.option("--trust-code", is_flag=True, help="Let the RUN run the own code that it names.")
+trust_code = click.option(
+    "--trust-code", is_flag=True, help="Let the RUN use the own code or foundation model it names."
+)
 run_folder = click.argument("folder", metavar="RUN", type=click.Path(file_okay=False))
 which_bars = _options(
     click.option(

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from cpbkit.cli.command import Command, any_setting, as_json, show, status_line, vary_as_told
-from cpbkit.config.presets import PRESETS
+from cpbkit.config.presets import PRESETS, TRAINED
 
 
 @click.command(
@@ -26,7 +26,7 @@ from cpbkit.config.presets import PRESETS
 )
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="Measure a training step of this preset too.")
+@click.option("--preset", type=click.Choice(TRAINED), help="Measure a training step of this preset too.")
 @any_setting
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="To measure the step in.")
 @click.option("--inject", is_flag=True, help="Run loops with a known fault, or a folder of yours: what is named?")

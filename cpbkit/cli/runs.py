@@ -73,7 +73,9 @@ def demo(folder):
 @click.option("--workers", type=click.IntRange(1), help="Processes at once.  [default: what is there]")
 @click.option("--folds", type=click.IntRange(1), help="Test periods, each with models trained up to it.  [default: 1]")
 @click.option(
-    "--zero-shot", metavar="MODEL", help="Also hold against a Chronos model: a folder, or its name on the Hub."
+    "--zero-shot",
+    metavar="MODEL",
+    help="A Chronos model to hold against too, or that `--preset chronos` is: a folder, or its name on the Hub.",
 )
 @click.option("--pooled", is_flag=True, default=None, help="One model for all series, judged on each of them.")
 @click.option("--address", default="", help="Of the Ray cluster.  [default: the one of this machine]")
@@ -410,7 +412,7 @@ def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
 
     parent, since = RunFolder(folder), _when_started()
     planned = plan_refit(parent, until, from_zero)
-    require_consent(planned.own_parts, trust_code, folder)
+    require_consent(planned.own_parts, trust_code, folder, planned.task.zero_shot)
     experiment, bars = open_own(planned)
     out = out or str(name_refit(parent.folder, until, from_zero))
     _sweep(experiment, out, as_json, minutes, since, workers=workers, klines=bars, parent=parent)
@@ -515,14 +517,15 @@ def forecast(folder, symbols, intervals, bars, trust_code, as_json):
 @click.option("--collection", default="", metavar="TITLE", help="Add it to this one, for several presets.")
 @click.option("--dry-run", type=click.Path(file_okay=False), help="Write what would be published to this folder.")
 @click.option("--page", is_flag=True, help="Publish the page instead, as a static Space of that name.")
-def publish(folder, repo, public, collection, dry_run, page):
+@trust_code
+def publish(folder, repo, public, collection, dry_run, page, trust_code):
     """Publish the models of a run on the Hugging Face Hub, with their verdicts on the card; never the bars.
 
     Others then load one of them in two lines. Needs a token with the right to write: `hf auth login`, or HF_TOKEN.
     """
     from cpbkit.api import open_run
 
-    click.echo(open_run(folder).publish(repo, public, dry_run, page, collection=collection))
+    click.echo(open_run(folder, trust_code).publish(repo, public, dry_run, page, collection=collection))
 
 
 @click.command(
@@ -551,7 +554,7 @@ def record(place, repo, name, public, trust_code):
     if pathlib.Path(place).is_dir():
         return click.echo(api.open_run(place, trust_code).record(repo, name or "", public=public))
     try:
-        published = load(place)
+        published = load(place, trust_code=trust_code)
     except HubError as error:
         raise CpbkitError(f"{place} is no run folder here, and {error}") from None
     models = [published[series] for series in published]

@@ -80,7 +80,7 @@ class Task:
     ranges: tuple[tuple[str, float, float], ...] = ()  # declared (column, lowest, highest), which becomes 0..1
     clip_ranges: bool = True  # inputs outside their declared range count as its end
     loss: str = "mse"  # mse | mae | module:name of a function (forecast, truth), both (..., H, K) -> (...)
-    zero_shot: str = ""  # folder or Hub name of a Chronos model, which stands among the naive forecasts to beat
+    zero_shot: str = ""  # folder or Hub name of a Chronos model: one more naive forecast, or what network `chronos` is
     quantiles: tuple[float, ...] = ()  # such as 0.05, 0.5, 0.95: forecast instead of a number each, by the pinball loss
     # Windows whose next row has `column` above a bound, the first that holds; both act on training alone.
     weights: tuple[tuple[str, float, float], ...] = ()  # (column, bound, weight in the loss relative to the others)
@@ -246,6 +246,11 @@ class Experiment:
         """The names of a person's own parts in it: code that is found and run where the experiment is used."""
         names = (self.model.name, self.task.loss, *self.task.features, *self.task.targets)
         return tuple(dict.fromkeys(filter(is_own, names)))
+
+    @property
+    def pretrained(self) -> str:
+        """The place of the foundation model that forecasts in it; empty where a network is trained."""
+        return self.task.zero_shot if self.model.name == "chronos" else ""
 
     def to_file(self, path: str | os.PathLike) -> None:
         """Write it as JSON, whole or not at all; `sweep` and `--preset` take the file. Errors: OSError."""

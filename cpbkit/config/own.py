@@ -89,13 +89,16 @@ def fingerprint(name: str) -> str:
     return hashlib.sha256(source(name).read_bytes()).hexdigest()
 
 
-def require_consent(names: Iterable[str], trust_code: bool, whose: str) -> None:
-    """Refuse to run code that a run or model of somebody else may name, unless the person says so.
+def require_consent(names: Iterable[str], trust_code: bool, whose: str, pretrained: str = "") -> None:
+    """Refuse code, and a foundation model, that a run or model of somebody else may name, unless the person says so.
 
     Errors: CpbkitError, with what to say.
     """
-    if (wanted := sorted(set(filter(is_own, names)))) and not trust_code:
+    code = ", ".join(sorted(set(filter(is_own, names))))
+    wanted = [f"code on this machine: {code}"] if code else []
+    wanted += [f"the foundation model {pretrained}, from a folder or the Hub"] if pretrained else []
+    if wanted and not trust_code:
         raise CpbkitError(
-            f"{whose} asks for code on this machine: {', '.join(wanted)}. Where you know that code, allow it by "
-            "trust_code=True, in the terminal --trust-code"
+            f"{whose} asks for {'; and for '.join(wanted)}. Where you know that, allow it by trust_code=True, in the "
+            "terminal --trust-code"
         )

@@ -184,6 +184,13 @@ PRESETS: dict[str, Experiment] = {
         model=Model(name="ridge_ar"),
         training=Training(epochs=1, steps=1),
     ),
+    # Ansari et al. 2024; the log price goes in, scaled as what comes out.
+    "chronos": Experiment(
+        preset="chronos",
+        task=replace(LINEAR_TASK, context=512, input_clip=1e9, zero_shot="amazon/chronos-bolt-tiny"),
+        model=Model(name="chronos"),
+        training=Training(epochs=1, steps=1),
+    ),
     # Lin et al. 2023, github.com/lss-1138/SegRNN, scripts/SegRNN/Lookback_96/etth1.sh. Theirs go on for 30 epochs at a
     # rate that falls by a fifth each, the first six of which do most of it.
     "segrnn": Experiment(
@@ -203,6 +210,7 @@ PRESETS: dict[str, Experiment] = {
 }
 # trainer V8_ALIGNED_WITH_V7.py is V7_CLASSIC.py with another folder for its output.
 PRESETS["v8_aligned"] = replace(PRESETS["v7_classic"], preset="v8_aligned")
+TRAINED = tuple(name for name, preset in PRESETS.items() if not preset.pretrained)  # here; what others trained is not
 
 # What each is, in a few words, and where it comes from.
 ABOUT = {
@@ -219,6 +227,7 @@ ABOUT = {
     "nlinear": ("one linear map, less the last value", "Zeng et al. 2023"),
     "dlinear": ("two linear maps, of trend and rest", "Zeng et al. 2023"),
     "ridge_ar": ("ridge regression, solved at once", "the kit's own"),
+    "chronos": ("a foundation model, trained elsewhere", "Ansari et al. 2024; cpbkit[zeroshot]"),
     "segrnn": ("GRU over segments of a day", "Lin et al. 2023"),
     "v8_aligned": ("v7_classic under another name", "trainer V8_ALIGNED_WITH_V7.py"),
 }

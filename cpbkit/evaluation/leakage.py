@@ -175,8 +175,9 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
     training = replace(training, weight_decay=0.0, precision="float32")
     model = replace(experiment.model, dropout=0.0)
     windows, stack = assemble(replace(experiment, model=model, training=training), [series], "cpu")
-    if hasattr(stack.net, "solve"):
-        return Finding(name, "NOTE", f"{model.name} is solved in one step, not trained")
+    if hasattr(stack.net, "solve") or not stack.parameters:
+        how = "solved in one step" if stack.parameters else "a foundation model, trained elsewhere"
+        return Finding(name, "NOTE", f"{model.name} is {how}: it learns nothing here")
     x, last, y = windows.gather(windows.order([0], training.seed, 0, BATCH))
     losses = []
     for _ in range(OVERFIT_STEPS):

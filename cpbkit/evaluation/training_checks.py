@@ -80,7 +80,7 @@ def _check_gradient(curve: dict[str, list], spreads: dict[str, float]) -> Iterab
         text += f", {skipped:.0%} skipped for a gradient that was not finite" if skipped else ""
         yield "gradient", "OK" if share < CLIPPED and skipped < SKIPPED else "NOTE", text
     elif any(spread > DEAD for spread in spreads.values()):
-        yield "gradient", "OK", "solved, not trained"
+        yield "gradient", "OK", "solved, or trained elsewhere"
     else:
         yield "gradient", "SICK", "no gradient reaches the weights"
 

@@ -276,11 +276,16 @@ def judge_heads(
 
 
 def evidence(
-    series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int, pretrained: str = ""
+    series: "Series",
+    origins: np.ndarray,
+    forecast: np.ndarray,
+    train_end: int,
+    pretrained: str = "",
+    is_itself: bool = False,
 ) -> dict[str, dict]:
     """Return what `judge` asks for, by head, but for the unit and the model.
 
-    pretrained: a Chronos model that stands among the naive forecasts.
+    pretrained: a Chronos model that stands among the naive forecasts, unless the forecast is its own.
     """
     horizon, found = forecast.shape[1], {}
     rows = np.arange(train_end - 1)
@@ -289,9 +294,10 @@ def evidence(
         columns = [k for k, owner in enumerate(series.heads) if owner == head]
         naive, notes = baselines.forecasts(series, head, origins, horizon, train_end)
         if pretrained:
-            from cpbkit.evaluation import zero_shot  # needs torch
+            from cpbkit.models import zero_shot  # needs torch
 
-            naive[zero_shot.name_of(pretrained)] = zero_shot.forecast(pretrained, series, columns, origins, horizon)
+            if not is_itself:
+                naive[zero_shot.name_of(pretrained)] = zero_shot.forecast(pretrained, series, columns, origins, horizon)
             notes = (*notes, zero_shot.say_dates(pretrained, series, origins))
         close = [i for i, k in enumerate(columns) if series.targets[k] == "close"]
         found[head] = {

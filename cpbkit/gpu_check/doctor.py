@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from cpbkit.config.experiment import Experiment, Task, vary
-from cpbkit.config.presets import PRESETS
+from cpbkit.config.presets import PRESETS, TRAINED
 from cpbkit.errors import check_name
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, decide
 from cpbkit.gpu_check.findings import Report, check_environment
@@ -82,7 +82,7 @@ def _throttling(monitor: Monitor, place: str) -> tuple[tuple[str, str], ...]:
 
 def preset_step(preset: str | Experiment, series: int = 1, device: str = "") -> Step:
     """Return the training step of a preset as a sweep takes it, over made-up random walks."""
-    experiment = preset if isinstance(preset, Experiment) else PRESETS[check_name("preset", preset, PRESETS)]
+    experiment = preset if isinstance(preset, Experiment) else PRESETS[check_name("preset", preset, TRAINED)]
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     step = _training_step(experiment, series, place)
     if place.startswith("cuda") and experiment.training.precision == "float32":

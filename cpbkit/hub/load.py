@@ -19,8 +19,8 @@ MAX_INDEX, MAX_LEDGER, MAX_MODEL = 1_000_000, 100_000_000, 500_000_000  # bytes 
 class Repository:
     """The models of a published run, by series name."""
 
-    def __init__(self, repo: str, revision: str | None = None):
-        self.repo, self._api = repo, connect(repo)
+    def __init__(self, repo: str, revision: str | None = None, trust_code: bool = False):
+        self.repo, self._api, self._trust_code = repo, connect(repo), trust_code
         # One commit for all files: another that comes between two downloads does not mix with it.
         found = ask(f"loading {repo}", lambda: self._api.model_info(repo, revision=revision))
         self.revision = str(found.sha)
@@ -52,7 +52,7 @@ class Repository:
         content = self._get(f"models/{series}.safetensors", MAX_MODEL)
         if hashlib.sha256(content).hexdigest() != self._sha256[series]:
             raise HubError(f"the model of {series} in {self.repo} is not the one that was published")
-        model = TrainedModel.read(content, self._meaning(series))
+        model = TrainedModel.read(content, self._meaning(series), self._trust_code)
         if model.series != series:
             raise HubError(f"{self.repo} calls a model of {model.series} one of {series}")
         return model
@@ -70,10 +70,11 @@ class Repository:
         return read(self._api, self.repo, name, self.revision, limit)
 
 
-def load(repo: str, revision: str | None = None) -> Repository:
+def load(repo: str, revision: str | None = None, trust_code: bool = False) -> Repository:
     """Open a published run: `load("user/name")["BTCUSDT_1h"].forecast()`.
 
-    revision: a commit or tag; None takes the newest. Nothing that is downloaded is executed.
+    revision: a commit or tag; None takes the newest. Nothing that is downloaded is executed. trust_code: whether its
+    models may run the own parts they name, from the current folder, and load the foundation model they name.
     Errors: HubError for a repository that is not there or holds no models.
     """
-    return Repository(repo, revision)
+    return Repository(repo, revision, trust_code)

@@ -11,10 +11,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, SpaceCardData
 from huggingface_hub.utils import yaml_dump
 
 from cpbkit import __version__, atomic, foreign
-from cpbkit.config.experiment import to_json, vary
+from cpbkit.config.experiment import from_dict, to_json, vary
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
 from cpbkit.hub.client import HubError, ask, connect
+from cpbkit.models import zero_shot
 from cpbkit.quantities import figure
 from cpbkit.runs.folder import AUDIT, RunFolder
 from cpbkit.runs.sweep import fingerprint
@@ -50,16 +51,21 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     models, audit = run.models(), run.audit()
     if lost := [line.series for line in results if line.series not in models]:
         raise HubError(f"the model of {lost[0]} is lost; the command that swept {run.folder} trains it anew")
-    if experiment.data.files:  # never a path of this machine
-        experiment = vary(experiment, files=Path(experiment.data.files).name or "bars")
+    paths: dict[str, str] = {}  # never one of this machine
+    if experiment.data.files:
+        paths["files"] = Path(experiment.data.files).name or "bars"
+    if experiment.task.zero_shot and zero_shot.is_local(experiment.task.zero_shot):
+        paths["zero_shot"] = zero_shot.name_of(experiment.task.zero_shot)
+    experiment = vary(experiment, **paths)
     (out / "models").mkdir(parents=True, exist_ok=True)
     names = [line.series for line in results]
     sizes = {}
     for name in names:
         content = models[name]
-        if experiment.data.files:
+        if paths:
             weights, about = checkpoint.load(content)
-            about["experiment"]["data"]["files"] = experiment.data.files
+            own = vary(from_dict(about["experiment"]), **paths)
+            about["experiment"] = dataclasses.asdict(own)
             content = checkpoint.save(weights, about)
         atomic.write_bytes(out / "models" / f"{name}.safetensors", content)
         sizes[name] = hashlib.sha256(content).hexdigest()
@@ -88,6 +94,10 @@ def publishable(run: RunFolder, out: Path) -> list[ResultLine]:
         raise HubError(f"synthetic data cannot be published; {run.folder} has {len(made_up)} such series")
     if run.experiment.own_parts:
         raise HubError(f"own code cannot be published with a model: {', '.join(run.experiment.own_parts)}")
+    if (place := run.experiment.pretrained) and zero_shot.is_local(place):
+        raise HubError(
+            f"others cannot load a foundation model of this machine, {place}; take one of the Hub by its name"
+        )
     if failed := [
         f"{name}: {told['check']}" for name, group in run.audit().items() for told in group if told["verdict"] == "FAIL"
     ]:

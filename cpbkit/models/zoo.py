@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cpbkit.config import own
 from cpbkit.config.experiment import Model, Task
 from cpbkit.errors import check_name
-from cpbkit.models import custom, layers, linear, recurrent, transformer
+from cpbkit.models import custom, layers, linear, recurrent, transformer, zero_shot
 from cpbkit.models.quantiles import Quantiles, widen
 
 MODELS: dict[str, Callable[[int, Task, Model], nn.Module]] = {
@@ -26,13 +26,15 @@ MODELS: dict[str, Callable[[int, Task, Model], nn.Module]] = {
     "nlinear": linear.NLinear,
     "dlinear": linear.DLinear,
     "ridge_ar": linear.RidgeAR,
+    "chronos": zero_shot.Chronos,
 }
 
 
 def build(models: int, task: Task, settings: Model) -> nn.Module:
     """Build a network for M models: (M, B, L, C), last (M, B, K) -> (M, B, H, K), or (M, B, H, K, Q) for quantiles."""
-    if task.quantiles:
-        shares = getattr(MODELS.get(settings.name), "shares_channels", False)
+    known = MODELS.get(settings.name)
+    if task.quantiles and not getattr(known, "gives_quantiles", False):
+        shares = getattr(known, "shares_channels", False)
         return Quantiles(task, lambda wide: build(models, wide, settings), shares)
     if own.is_own(settings.name):
         return custom.Own(models, partial(own.find(settings.name, "a network"), task, settings), settings.stacked)

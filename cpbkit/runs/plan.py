@@ -148,7 +148,7 @@ def _trials(
     one = _trial(experiment, series[:1], device)
     yield one
     quick = seconds / (one.seconds * (TIMED_STEPS + 1))
-    room = limit / one.bytes if device == "cpu" else len(series)  # a GPU says itself when it is full
+    room = limit / max(1, one.bytes) if device == "cpu" else len(series)  # a GPU says itself when it is full
     most = int(min(len(series), room, max(2, quick)))
     sizes = sorted({min(size, most) for size in wanted} - {0, 1})
     while sizes:

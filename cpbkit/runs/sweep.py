@@ -254,7 +254,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
         tell(text)
 
     if name := state.experiment.task.zero_shot:  # what cannot be had is known before anything is trained
-        from cpbkit.evaluation import zero_shot
+        from cpbkit.models import zero_shot
 
         zero_shot.load(name)
     with clock("bars"):

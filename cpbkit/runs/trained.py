@@ -105,15 +105,16 @@ class TrainedModel:
     def read(cls, content: bytes, verdict: str = "", trust_code: bool = False) -> "TrainedModel":
         """Read a model file of a run.
 
-        trust_code: whether it may run the own parts (network, features) that it names, from the current folder.
-        Errors: RunError for bytes that are no model of the kit, and for own parts that have changed since the
-        training; CpbkitError for own parts without consent.
+        trust_code: whether it may run the own parts (network, features) that it names, from the current folder, and
+        load the foundation model that it names. Errors: RunError for bytes that are no model of the kit, and for own
+        parts that have changed since the training; CpbkitError for either without consent.
         """
         weights, about = checkpoint.load(content, ABOUT)
         try:
             experiment = from_dict(about["experiment"])
             named = about.get("own", {})  # what the settings leave out would run code as well
-            own.require_consent([*experiment.own_parts, *named], trust_code, f"the model of {about['series']}")
+            whose = f"the model of {about['series']}"
+            own.require_consent([*experiment.own_parts, *named], trust_code, whose, experiment.pretrained)
             for name, known in named.items():
                 if own.fingerprint(name) != known:
                     raise RunError(f"the source of {name} is not that of the training any more; put that one back")
@@ -354,7 +355,7 @@ def _compute(models: Sequence[TrainedModel], columns: Sequence[Series]) -> np.nd
     net = zoo.build(len(models), first.task, first.model)
     for name, parameter in net.named_parameters():
         parameter.data = torch.stack([model.weights[name] for model in models])
-    dtype = next(net.parameters()).dtype
+    dtype = next(net.parameters(), torch.empty(0)).dtype  # a foundation model has no weights of its own here
     scaled = [m.scaler.inputs(s.inputs[-first.task.context :]) for m, s in zip(models, columns, strict=True)]
     last = [(s.levels[-1] - s.anchors[-1]) / m.scaler.target_scale for m, s in zip(models, columns, strict=True)]
     x, ends = (torch.as_tensor(np.stack(rows)[:, None], dtype=dtype) for rows in (scaled, last))

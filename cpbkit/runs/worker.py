@@ -302,9 +302,8 @@ def _result(
             reason = "a forecast of the validation or test split is not finite"
             return Result(unit.name, dataclasses.replace(line, status="sick", reason=reason), None)
         piece, its = windows.series[m], windows.splits[m]
-        for head, part in evidence(
-            piece, its.test, predicted, its.bounds["train"][1], experiment.task.zero_shot
-        ).items():
+        train_end, place, is_itself = its.bounds["train"][1], experiment.task.zero_shot, bool(experiment.pretrained)
+        for head, part in evidence(piece, its.test, predicted, train_end, place, is_itself).items():
             gathered.setdefault(head, []).append(part)
     found, name = {head: join(parts) for head, parts in gathered.items()}, experiment.model.name
     origins = np.concatenate([windows.splits[m].test for m in places])  # a piece has the first rows of its series

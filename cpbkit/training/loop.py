@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cpbkit.config.experiment import Experiment, Task, Training, derive_seed
 from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
-from cpbkit.models import zoo
+from cpbkit.models import zero_shot, zoo
 from cpbkit.training.cuda_graph import capture
 from cpbkit.training.not_finite import find_not_finite
 from cpbkit.training.precision import precision
@@ -110,6 +110,8 @@ def assemble(
         pieces = [piece for one in series for piece in training.pieces(one.name)]
         series = [replace(piece, name=name) for name, (_, piece) in zip(pieces, cuts, strict=True)]
     windows = Windows(series, task, torch.device(device), dtype, splits)
+    if experiment.pretrained:
+        zero_shot.check(windows)
     names = windows.names
     if training.pooled:
         names, count = training.pieces(POOLED), len(training.pieces(POOLED))
@@ -241,6 +243,8 @@ def captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callabl
     """
     if not stack.weights.is_cuda:
         return step, "eager: no GPU"
+    if not stack.parameters:
+        return step, "eager: nothing is trained"
     if not getattr(stack.net, "stacked", True):
         return step, "eager: one model after another, each from the same random state, which no graph can put back"
     return _captured(step, stack, i)

@@ -84,6 +84,8 @@ class Stack:
 
     def backward(self, loss: Tensor) -> None:
         """Write the gradients of the sum of all models' losses into `gradients`; models do not mix."""
+        if not self.parameters:  # a foundation model has none here
+            return
         parameters, views = zip(*self._views, strict=True)
         torch._foreach_copy_(views, torch.autograd.grad(loss, parameters, materialize_grads=True))
 
