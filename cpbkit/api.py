@@ -157,8 +157,10 @@ class Run:
         """Return a series of this run, by default the one of the best verdict, to be trained again under suspicion.
 
         data: the bars or the table again, of a run whose data were given. given: settings that differ, such as
-        epochs=3. Errors: UnknownName; RunError where it has no verdict, or for another table.
+        epochs=3. Errors: UnknownName; RunError where it has no verdict, or for another table; CpbkitError for own parts
+        and a foundation model without consent.
         """
+        require_consent(self.experiment.own_parts, self._trust_code, str(self.folder), self.experiment.pretrained)
         name = check_name("series", series or self.verdicts().best, self.series)
         if self.experiment.data.source == "table":
             if data is None or name not in data:

@@ -72,6 +72,8 @@ def test_a_run_with_own_network_and_loss_trains_and_is_used_by_consent(here, bar
     first = run["BTCUSDT_1h"].forecast(given)
     with pytest.raises(CpbkitError, match=r"asks for code on this machine: parts_here\.py:huber, parts_here:Net"):
         cpb.open_run("run")["BTCUSDT_1h"]
+    with pytest.raises(CpbkitError, match="asks for code on this machine"):
+        cpb.open_run("run").retrain("BTCUSDT_1h", data={name: klines.frame for name, klines in bars.items()})
     again = cpb.open_run("run", trust_code=True)["BTCUSDT_1h"].forecast(given)
     assert again.frame.equals(first.frame)
     (here / "parts_here.py").write_text(PARTS + "\n# another source\n")
