@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Iterable
 
-from cpbkit.texts import one_line, printable, redact
+from cpbkit.texts import one_line, printable, redact, wrapped
 
 
 class CpbkitError(Exception):
@@ -38,7 +38,8 @@ class SourceError(DataError):
     def _render_traceback_(self) -> list[str]:
         switch = "in Kaggle turn on Settings > Internet; " if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else ""
         other = 'os.environ["CPBKIT_ARCHIVE_URL"] names a mirror, source="synthetic" takes the seeded market'
-        return [*super()._render_traceback_(), f"In a notebook: {switch}{other}; then run the cell again."]
+        said = wrapped([f"In a notebook: {switch}{other}; then run the cell again."])
+        return [*super()._render_traceback_(), said]
 
 
 class RunError(CpbkitError):

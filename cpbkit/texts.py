@@ -1,7 +1,10 @@
 """Texts that may hold what somebody else wrote, made fit to be shown and kept."""
 
 import re
+import textwrap
+from collections.abc import Iterable
 
+COLUMNS = 100  # of a line
 # Commands to a terminal (OSC, CSI, single ones), other control characters but tab and line feed, and marks that turn
 # the direction of writing, by which a line can show another order than it has. Halves of a pair, as Python reads file
 # names that are no UTF-8, cannot be written at all.
@@ -23,3 +26,9 @@ def one_line(text: str) -> str:
 def redact(text: str) -> str:
     """Return a text in which no URL holds a name and password: `https://***@host`."""
     return _LOGIN.sub("***@", text)
+
+
+def wrapped(lines: Iterable[str]) -> str:
+    """Join lines for a terminal or a notebook, whose page of 1000 px breaks longer ones within words."""
+    fill = textwrap.TextWrapper(COLUMNS, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(fill.fill, lines))

@@ -144,6 +144,13 @@ def test_whose_code_it_is():
     assert find_role(time.__spec__.origin or "<frozen time>", "x") != "forward"
 
 
+def test_a_cell_of_a_notebook_is_named_as_one():
+    places = ["/tmp/ipykernel_7/4087645332.py", "/tmp/ipython-input-5-4087645332.py", r"C:\Temp\ipykernel_7\40.py"]
+    assert [Line(file, 8, "x", "rest", 1.0).place for file in places] == ["cell:8"] * 3
+    assert Line(r"C:\mine\train.py", 8, "x", "rest", 1.0).place == Line("/mine/train.py", 8, "x", "rest", 1.0).place
+    assert Line("/mine/train.py", 8, "x", "rest", 1.0).place == "train.py:8"
+
+
 def test_the_source_around_a_line(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(
@@ -454,6 +461,31 @@ def test_the_live_line_says_how_fast_and_where(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert re.search(r"\r\d+\.\d steps/s · .*rest \d+% · \d\.\d\d GB", said)
     assert said.endswith(w.report() + "\n") and said.startswith("\r")
+
+
+def test_a_notebook_shows_the_live_line_in_one_place_and_nothing_in_red(monkeypatch, capsys):
+    shown = []
+
+    class Slot:
+        def __init__(self, data):
+            shown.append(data["text/plain"])
+
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    monkeypatch.setattr("cpbkit.gpu_check.watch.in_notebook", lambda: True)
+    monkeypatch.setattr("cpbkit.gpu_check.watch.LIVE", 0.0)
+    monkeypatch.setattr("cpbkit.gpu_check.watch.TICK", 0.1)
+    monkeypatch.setattr("IPython.display.display", lambda data, raw, display_id: Slot(data))
+    for tell in (False, True):
+        model, optimizer, batches = make()
+        with watch(model, optimizer, tell=tell) as w:
+            for x, y in batches:
+                step(model, optimizer, x, y)
+                time.sleep(0.02)
+        *live, last = shown
+        assert " steps/s · " in live[0] and last == (w.report() if tell else "")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_mistake_of_the_watch_costs_no_training(monkeypatch):

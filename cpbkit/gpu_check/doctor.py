@@ -17,6 +17,7 @@ from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
 from cpbkit.hardware.monitor import POWER, THROTTLES, Monitor
+from cpbkit.texts import wrapped
 from cpbkit.training.loop import Fit, assemble, fit
 from cpbkit.windows.series import Series, from_table
 
@@ -135,7 +136,7 @@ def render(examination: Examination) -> str:
         beside = (*e.diagnosis.beside, *e.measured.problems)
         lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
     lines += [] if e.failure else ["", "How far to trust this machine's verdicts: cpbkit doctor --inject"]
-    return "\n".join(lines)
+    return wrapped(lines)
 
 
 def _render_diagnosis(step: str, measured: Measured, d: Diagnosis) -> list[str]:

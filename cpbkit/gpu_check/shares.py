@@ -77,7 +77,7 @@ class Line:
     @property
     def place(self) -> str:
         """File and line, as editors and tracebacks name them."""
-        return f"{self.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line}"
+        return f"{source.name_file(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
+CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|ipython-input-")  # where kernels say that a cell's source is
 
 
 class Span(NamedTuple):
@@ -23,6 +24,11 @@ class Span(NamedTuple):
 
     def holds(self, file: str, line: int) -> bool:
         return file == self.file and self.start <= line <= self.end
+
+
+def name_file(file: str) -> str:
+    """Return a file's name without its folders; "cell" for a notebook's, whose file nobody can open."""
+    return "cell" if CELL.search(file) else re.split(r"[/\\]", file)[-1]
 
 
 def read_line(file: str, line: int) -> str:

@@ -27,9 +27,10 @@ from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
-from cpbkit.hardware.environment import count_cores
+from cpbkit.hardware.environment import count_cores, in_notebook
 from cpbkit.hardware.monitor import device_memory, growth, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
+from cpbkit.texts import wrapped
 
 COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
 MANY = 5000  # operators a step: counting them once is enough
@@ -91,7 +92,7 @@ class Watch:
         self._starts: list[tuple[int, int] | None] = []  # own lines at which workers were started
         self._problems: list[str] = []
         self._ticked = self._marked = self._shown = -math.inf
-        self._live = ""
+        self._live, self._slot = "", None
         self._diagnosis: Diagnosis | None = None
 
     # The two doors.
@@ -122,7 +123,10 @@ class Watch:
         # A loop over epochs makes a watch an epoch: it speaks where it has something new to say.
         if self._tells and _told.get(self._place) != self.verdict:
             _told[self._place] = self.verdict
-            sys.stderr.write(self.report() + "\n")
+            if in_notebook():
+                self._show(self.report())
+            else:
+                sys.stderr.write(self.report() + "\n")
 
     def __iter__(self) -> Iterator:
         """Yield the loader's batches, watching from the first to the last."""
@@ -160,7 +164,8 @@ class Watch:
         for fix in d.fixes:
             most = "" if math.isnan(fix.ceiling) else f", at most {fix.ceiling:.2g}x"
             lines.append(f"  cure: {fix.note} ({fix.name}{most})")
-        return "\n".join([*lines, *(f"  also: {text}" for text in d.beside)])
+        lines += [f"  also: {text}" for text in d.beside]
+        return wrapped(lines)
 
     def to_dict(self) -> dict:
         """JSON-safe: what `cpbkit doctor --compare` reads."""
@@ -377,13 +382,26 @@ class Watch:
         parts += [f"device busy {self._busy[-1]:.0%}"] if self._busy else []
         parts += [f"{self._memory[-1][1] / 1e9:.2f} GB"]
         text = " · ".join(parts)
-        sys.stderr.write("\r" + text.ljust(len(self._live)))
-        self._live = text
+        self._show(text)
         self._shown = now + 200 * (time.perf_counter() - now)  # so that it takes at most half a percent
 
     def _clear_line(self) -> None:
         if self._live:
-            sys.stderr.write("\r" + " " * len(self._live) + "\r")
+            self._show("")
+            if not in_notebook():
+                sys.stderr.write("\r")
+
+    def _show(self, text: str) -> None:
+        """Put a text in the place of the last one; a notebook would show what stands on the error stream in red."""
+        if not in_notebook():
+            sys.stderr.write("\r" + text.ljust(len(self._live)))
+        elif self._slot:
+            self._slot.update({"text/plain": text}, raw=True)
+        else:
+            from IPython.display import display
+
+            self._slot = display({"text/plain": text}, raw=True, display_id=True)
+        self._live = text
 
     # What the looks add up to.
 
@@ -578,7 +596,7 @@ def _or_none(number: float) -> float | None:
 
 
 def _can_draw() -> bool:
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or in_notebook()
 
 
 def _only_passes(line: Line) -> bool:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cpbkit.gpu_check import source
 from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Diagnosis, Fix
 from cpbkit.gpu_check.numbers import NAN, Policy
 from cpbkit.gpu_check.shares import Line, cure_of, cure_of_data
@@ -289,8 +290,7 @@ def _at(line: Line | None) -> str:
         return ""
     called = ""
     if line.caller:
-        name = line.caller_file.replace(chr(92), "/").rpartition("/")[2]
-        called = f", called at {name}:{line.caller}"
+        called = f", called at {source.name_file(line.caller_file)}:{line.caller}"
     if line.around and line.around not in (line.line, line.caller):
         called = f", in the loop at {line.place.rpartition(':')[0]}:{line.around}{called}"
     text = line.text.rstrip(":") if len(line.text) <= 70 else f"{line.text[:68]}.."

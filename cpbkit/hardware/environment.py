@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,6 +83,12 @@ def run_smoke_test(device: str) -> str:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return "" if value == value else "the gradient of a 2 x 2 product is not a number"
+
+
+def in_notebook() -> bool:
+    """Say whether this is a kernel with a page, such as Jupyter, Colab or Kaggle."""
+    ipython = sys.modules.get("IPython")  # a kernel has loaded it; nobody else need
+    return hasattr(ipython.get_ipython() if ipython else None, "kernel")
 
 
 def count_cores() -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine, Running
+from cpbkit.hardware.environment import in_notebook
 from cpbkit.quantities import duration, standing
 from cpbkit.views.controls import WIDGET, Controls, Stop, hear
 from cpbkit.views.loss import loss_figure
@@ -44,12 +45,6 @@ def live(experiment: Experiment, name: str = "", stop: Stop | None = None) -> Vi
     stop: what buttons call, as `Run.stop`; without it there are none.
     """
     return Notebook(experiment, name, stop=stop) if in_notebook() else Terminal()
-
-
-def in_notebook() -> bool:
-    """Say whether this is a kernel with a page, such as Jupyter, Colab or Kaggle."""
-    ipython = sys.modules.get("IPython")  # a kernel has loaded it; nobody else need
-    return hasattr(ipython.get_ipython() if ipython else None, "kernel")
 
 
 @dataclass(frozen=True)
