@@ -29,6 +29,8 @@ PLANTED = {  # settings of the models that are made sick
     "schedule": "constant",
 }
 
+TOLD = 0.005  # of R2: less is the same to two digits
+
 LEAKS: dict[str, Callable[[pd.Series], pd.Series]] = {  # what a column may not be of the closes
     "a centred mean": lambda close: close.rolling(9, center=True).mean(),
     "a back-fill of the warm-up": lambda close: close.rolling(50).mean().bfill(),
@@ -154,9 +156,11 @@ def compare_changes(epochs: int, steps: int) -> pd.DataFrame:
 def tell_changes(trials: pd.DataFrame) -> list[str]:
     """Say which change matters most in `compare_changes`, and which ones the result is better without."""
     r2 = trials.set_index("trial")["r2"].astype(float).fillna(-math.inf)  # a diverged trial has none
+    if r2.max() - r2.min() < TOLD:
+        return [f"R2 is {r2['all']:.2f} with and without each change: train longer (`trial_epochs`, `trial_steps`)."]
     without = {name: r2[f"all but {name}"] for name in BANDWIDTH_CHANGES}
     most = min(without, key=without.__getitem__)
-    better = [name for name, reached in without.items() if reached > r2["all"]]
+    better = [name for name, reached in without.items() if reached > r2["all"] + TOLD]
     low = f"falls most, to {without[most]:.2f}," if math.isfinite(without[most]) else "diverges"
     return [
         f"R2 is {r2['none']:.2f} before the eight changes and {r2['all']:.2f} after them.",
