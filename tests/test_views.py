@@ -20,14 +20,14 @@ from cpbkit.data.klines import Gap, Passport, validate
 from cpbkit.errors import DataError
 from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.results import ResultLine, Running
-from cpbkit.evaluation.training_checks import check_results
+from cpbkit.evaluation.training_checks import Check, check_results
 from cpbkit.evaluation.verdicts import Judgement
 from cpbkit.views import strip, style
 from cpbkit.views.loss import loss_figure, relative
 from cpbkit.views.market import candle_figure, passport_figure
 from cpbkit.views.panels import PANEL_X, PANEL_Y, Frame, SweepPicture, sweep_html
 from cpbkit.views.strip import memory_html, strips, ticks
-from cpbkit.views.tables import COLOURS, verdict_html
+from cpbkit.views.tables import COLOURS, styled, verdict_html
 from cpbkit.views.verdict import forecast_figure, health_figure, verdict_figure
 from cpbkit.windows.series import Series
 
@@ -360,6 +360,7 @@ def test_the_strips_draw_what_the_monitor_saw():
     assert half[1]["load"][:, 0].max() == 500  # the other half is still to come
     host, cpu = map(strip_of, strips(made_up_monitor(gpu=False)))
     assert host[0] == "host memory, GB: 1.07" and cpu[0] == "CPU busy, %: 80"
+    assert [*strips(monitor[:1])] == [], "of a finished run that is opened again"
     unknown = made_up_monitor(gpu=False).assign(utilisation=np.nan)
     assert strip_of(list(strips(unknown))[1])[0] == "CPU busy, %, not measured here"
     assert not list(strips(None)) and not list(strips(monitor[:0]))
@@ -589,13 +590,32 @@ def test_every_check_is_a_mark_in_the_health_picture():
 # All of them
 
 
+def test_a_table_reads_from_the_left_and_says_its_verdicts_in_colour():
+    table = pd.DataFrame({"check": ["echo", "<b>"], "verdict": ["OK", "FAIL"], "mae": [465_399.557, np.nan]})
+    html = styled(table).to_html()
+    cells = dict(re.findall(r'id="T_\w+?_row\d_(col\d)" class="data row1 col\d" >(.*?)<', html))
+    assert cells == {"col0": "&lt;b&gt;", "col1": "FAIL", "col2": ""} and ">465,400<" in html
+    rules = re.findall(r"(#T_\w+.*?) \{\s*(.*?)\}", html, re.DOTALL)
+    left = {selector.strip().rpartition(".")[2] for selector, rule in rules if "text-align: left" in rule}
+    assert left == {"col0", "col1"}
+    colour = {selector.rpartition("_row")[2]: rule for selector, rule in rules if "color: " in rule}
+    assert "#1a7f4b" in colour["0_col1"] and "#c0392b" in colour["1_col1"] and len(colour) == 2
+
+
 def every_figure(synthetic: bool):
     results = made_up_results(synthetic=synthetic)
     yield loss_figure(results[0])
     yield verdict_figure(results)
     yield candle_figure(made_up_klines(60, synthetic=synthetic))
     yield passport_figure([made_up_passport("BTCUSDT_1h", synthetic)])
-    yield health_figure(check_results(results), synthetic=synthetic)
+    told = [Check("LUNA 15m", "target scale", "SICK", "scaled targets are far from 1: " + "scale them " * 20)]
+    yield health_figure([*check_results(results), *told], synthetic=synthetic)
+
+
+def test_no_text_leaves_its_picture():
+    for figure in every_figure(synthetic=True):
+        drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert 0 <= drawn.x0 and 0 <= drawn.y0 and drawn.x1 <= width and drawn.y1 <= height, repr(figure)
 
 
 def test_made_up_bars_are_stamped_and_real_ones_are_not():

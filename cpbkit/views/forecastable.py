@@ -6,7 +6,7 @@ from matplotlib.colors import to_rgba
 from cpbkit.evaluation.forecastable import ALL, TARGETS
 from cpbkit.evaluation.verdicts import BEATS, LOSES, TOO_FEW
 from cpbkit.quantities import counted
-from cpbkit.views.style import FAINT, GREEN, INK, RED, WIDTH, Picture, label, look
+from cpbkit.views.style import FAINT, GREEN, INK, RED, SMALL, WIDTH, Picture, label, look
 
 ROW = 19.5  # pixels of a series
 FULL = 15.0  # percent of skill that has the full colour
@@ -29,13 +29,13 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
             axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=to_rgba(GREEN, 0.8 * share), lw=0)
         elif row.verdict == LOSES:
             colour = RED
-        axes.text(x, y, "?" if row.verdict == TOO_FEW else text, color=colour, size=8, ha="center", va="center")
+        axes.text(x, y, "?" if row.verdict == TOO_FEW else text, color=colour, size=SMALL, ha="center", va="center")
     for edge in range(len(horizons), len(columns), len(horizons)):
         axes.axvline(edge - 0.5, color=FAINT, lw=0.8)
     axes.axhline(0.5, color=FAINT, lw=0.8)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(series) - 0.5, -0.5))
-    axes.set_yticks(range(len(series)), [name if name == ALL else label(name) for name in series], size=8)
-    axes.set_xticks(range(len(columns)), [counted(int(bars), "bar") for _, bars in columns], size=8)
+    axes.set_yticks(range(len(series)), [name if name == ALL else label(name) for name in series])
+    axes.set_xticks(range(len(columns)), [counted(int(bars), "bar") for _, bars in columns])
     axes.xaxis.tick_top()
     axes.spines[["left", "bottom"]].set_visible(False)
     for i, target in enumerate(TARGETS):
@@ -44,7 +44,6 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
             target,
             (middle, 1),
             (0, 22),
-            size=10.5,
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             ha="center",

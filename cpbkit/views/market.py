@@ -21,6 +21,7 @@ from cpbkit.views.style import (
     PALE_BLUE,
     RED,
     RULE,
+    SMALL,
     WIDTH,
     Picture,
     beside,
@@ -115,7 +116,7 @@ def _gaps(price: Axes, volume: Axes, gaps: Sequence[Gap], step: pd.Timedelta) ->
                 text,
                 (at, 1),
                 (0, -2),
-                size=8.5,
+                size=SMALL,
                 color=ORANGE,
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
@@ -145,7 +146,7 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
         text += f"  ·  {counted(len(passport.gaps), 'gap')}" if passport.gaps else ""
         beside(axes, y, text, ORANGE if passport.unexplained else MUTED)
     axes.set(xlim=(low, high), ylim=(max(1, len(passports)) - 0.4, -0.6))
-    axes.set_yticks(range(len(passports)), [label(p.series) for p in passports], size=8)
+    axes.set_yticks(range(len(passports)), [label(p.series) for p in passports])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.grid(axis="x")
     calendar(axes)
@@ -156,8 +157,8 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
     figure.head(title, "", any(p.synthetic for p in passports))
     place = 24
     for text, colour in (("bars", PALE_BLUE), ("halt of the venue", MUTED), ("missing", ORANGE)):
-        figure.write(place, 58, "■", size=9, color=colour)
-        figure.write(place + 15, 57, text, size=9, color=MUTED)
+        figure.write(place, 58, "■", size=SMALL, color=colour)
+        figure.write(place + 15, 57, text, size=SMALL, color=MUTED)
         place += 36 + 7 * len(text)
     return figure
 
@@ -191,5 +192,5 @@ def calendar(axes: Axes) -> None:
             offset_formats=["", "%Y", "%Y", "%Y", "%d %b %Y", "%d %b %Y"],
         )
     )
-    axes.xaxis.get_offset_text().set(size=8.5, color=MUTED)
+    axes.xaxis.get_offset_text().set(size=SMALL, color=MUTED)
     axes.spines["bottom"].set_color(RULE)

@@ -30,7 +30,7 @@ padding:6px 24px 10px;box-sizing:border-box;font-variant-numeric:tabular-nums;wh
 .cpb-head b{font-size:17px}
 .cpb-head span{white-space:pre-wrap}
 .cpb-legend{display:flex;flex-wrap:wrap;gap:0 14px;color:var(--muted);font-size:12px;margin-bottom:10px}
-.cpb-panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(140px,1fr));gap:12px 13px}
+.cpb-panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(146px,1fr));gap:12px 13px}
 .cpb-panel{position:relative;min-width:0}
 .cpb-panel>div{display:flex;gap:5px;font-size:12px;white-space:nowrap;overflow:hidden}
 .cpb-panel b{font-weight:400;margin-right:auto;min-width:3.7em;overflow:hidden}

@@ -24,6 +24,8 @@ def strips(monitor: pd.DataFrame | None, seconds_left: float | None = None) -> I
     events = list(zip(marked["time"], marked["text"], strict=True))
     gpus = sorted(device for device in monitor["device"].unique() if device.startswith("cuda"))
     frame = monitor[monitor["device"] == (gpus[0] if gpus else "cpu")]
+    if len(frame) < 2:  # a finished run that is opened again has no course of time to draw
+        return
     of = f" of {gpus[0]}" if len(gpus) > 1 else ""
     time = frame["time"].to_numpy(float)
     end = time.max(initial=0) + (seconds_left or 0)

@@ -24,6 +24,7 @@ from cpbkit.views.style import (
     ORANGE,
     PALE_BLUE,
     RED,
+    SMALL,
     WIDTH,
     Picture,
     beside,
@@ -94,7 +95,7 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
         if word != "TIES":
             beside(axes, y, word, COLOURS[word])
     axes.set(xlim=(low - pad, high + pad), ylim=(rows - 0.4, -0.6))
-    axes.set_yticks(range(len(order)), [label(name) for name in order], size=8)
+    axes.set_yticks(range(len(order)), [label(name) for name in order])
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(8))
@@ -123,7 +124,7 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
             skills.plot([row["low %"], row["high %"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
             skills.plot(row["skill %"], y, "o", color=colour, ms=6)
         skills.set(ylim=(rows - 0.4, -0.6))
-        skills.set_yticks(order[: len(names)], [textwrap.shorten(name, 26, placeholder="…") for name in names], size=8)
+        skills.set_yticks(order[: len(names)], [textwrap.shorten(name, 22, placeholder="…") for name in names])
         skills.grid(axis="x")
         skills.spines["left"].set_visible(False)
         skills.set_title(f"{head}: skill against {table['against'].iloc[0]}, %", pad=10)
@@ -132,10 +133,10 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
             at, colour = (names.index(row["other"]), names.index(row["run"])), COLOURS[row["verdict"]]
             weight = "bold" if row["verdict"] == "BEATS" else "normal"
             said = f"{row['skill %']:+.2f}".replace("-", "−")
-            matrix.text(*at, said, color=colour, weight=weight, ha="center", va="center", size=8.5)
+            matrix.text(*at, said, color=colour, weight=weight, ha="center", va="center", size=SMALL)
         matrix.set(xlim=(-0.5, len(names) - 0.5), ylim=(rows - 0.4, -0.6))
         matrix.set_yticks([])
-        matrix.set_xticks(range(len(names)), [textwrap.shorten(name, 14, placeholder="…") for name in names], size=8)
+        matrix.set_xticks(range(len(names)), [textwrap.shorten(name, 12, placeholder="…") for name in names])
         matrix.spines[["left", "bottom"]].set_visible(False)
         matrix.set_title("skill of the run of the row against that of the column, %; green: BEATS", pad=10)
     differ = int((pairs["verdict"] == "BEATS").sum()) if len(pairs) else 0
@@ -180,7 +181,7 @@ def forecast_figure(
         (level, series.targets[k] + (" price" if series.heads[k] == "price" else "")),
         (moves, f"change over {counted(ahead, 'bar')}" + (f", {unit}" if unit else "")),
     ):
-        axes.set_title(title, size=9, color=MUTED, pad=6)
+        axes.set_title(title, size=SMALL, color=MUTED, pad=6)
         axes.grid(axis="y")
         axes.spines["left"].set_visible(False)
         axes.set_xlim(times[0], times[-1])
@@ -209,14 +210,15 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
     kinds = list(dict.fromkeys(check.check for check in checks))
     height = ROW * max(1, len(names))
     figure = Picture(WIDTH, 112 + height + 24)
-    step = 84
+    step = 92
+    room = int((WIDTH - 126 - step * max(1, len(kinds))) / 7.6)  # characters of a reason
     axes = figure.add_axes(figure.box(102, 112, step * max(1, len(kinds)), height))
     for verdict, (colour, marker, size) in SIGNS.items():
         at = [(kinds.index(c.check), names.index(c.series)) for c in checks if c.verdict == verdict]
         axes.plot(*np.reshape(at, (-1, 2)).T, marker, color=colour, ms=size, ls="none")
     axes.set(xlim=(-0.5, len(kinds) - 0.5), ylim=(len(names) - 0.5, -0.5))
-    axes.set_yticks(range(len(names)), [label(name) for name in names], size=8)
-    axes.set_xticks(range(len(kinds)), kinds, size=8)
+    axes.set_yticks(range(len(names)), [label(name) for name in names])
+    axes.set_xticks(range(len(kinds)), kinds)
     axes.xaxis.tick_top()
     axes.grid(axis="y")
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -225,7 +227,7 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
         worst = next((c for c in wrong if c.verdict == "SICK"), wrong[0] if wrong else None)
         if worst:
             text = f"{worst.check}: {worst.evidence}"
-            beside(axes, names.index(name), textwrap.shorten(text, 100, placeholder=" …"), SIGNS[worst.verdict][0])
+            beside(axes, names.index(name), textwrap.shorten(text, room, placeholder=" …"), SIGNS[worst.verdict][0])
     sick = {c.series for c in checks if c.verdict == "SICK"}
     noted = {c.series for c in checks if c.verdict == "NOTE"} - sick
     title = f"{len(names) - len(sick)} of {counted(len(names), 'model')} trained soundly"
@@ -257,7 +259,7 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
         least = min(y.min() for y in shares)
         axes.set(xlim=(grid[0], max(grid[-1], grid[0] + 1e-3)), ylim=(min(least, promised) - 3, 100.5))
         name_ends(axes, [(promised, f"promised {promised:g} %", ORANGE), (middle[-1], "mean", BLUE)], share=0.09)
-        axes.set_title(f"{head}: inside, %", size=9, color=MUTED, pad=6)
+        axes.set_title(f"{head}: inside, %", size=SMALL, color=MUTED, pad=6)
         axes.grid(axis="y")
         axes.spines["left"].set_visible(False)
         calendar(axes)
@@ -292,7 +294,7 @@ def calibration_figure(results: Sequence[ResultLine]) -> Picture:
         axes.plot(levels, mean, "o-", color=BLUE, lw=2, ms=4)
         axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="level of the quantile, %")
         name_ends(axes, [(mean[-1], "models", BLUE), (naive[-1], "persistence", ORANGE)], share=0.25)
-        axes.set_title(f"{head}: truths below, %", size=9, color=MUTED, pad=6)
+        axes.set_title(f"{head}: truths below, %", size=SMALL, color=MUTED, pad=6)
         axes.grid()
     count = sum(map(len, by_head.values()))
     title = "No model of this run forecasts quantiles"

@@ -7,7 +7,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.quantities import counted
 from cpbkit.views.loss import DASHES
-from cpbkit.views.style import BLUE, FAINT, INK, MUTED, ORANGE, WIDTH, Picture, beside, label, look, name_ends
+from cpbkit.views.style import BLUE, FAINT, INK, MUTED, ORANGE, SMALL, WIDTH, Picture, beside, label, look, name_ends
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.splits import split
 
@@ -51,7 +51,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         (left, f"in: {counted(task.context, rows)} up to the newest, scaled by train {rows}s alone"),
         (right, f"to come: change, {unit}"),
     ):
-        axes.set_title(title, size=9, color=MUTED, pad=6)
+        axes.set_title(title, size=SMALL, color=MUTED, pad=6)
         axes.spines[["left", "bottom"]].set_visible(False)
     right.grid(axis="y")
     right.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
