@@ -52,10 +52,13 @@ HEIGHT = """() => {
     const cells = [...document.querySelectorAll('.jp-Notebook .jp-Cell')].map(cell => cell.getBoundingClientRect());
     return Math.ceil(Math.max(...cells.map(box => box.bottom)) - Math.min(...cells.map(box => box.top)));
 }"""
-# Tables that are wider than their place.
-CUT = """() => [...document.querySelectorAll('.jp-OutputArea-output table')]
-    .filter(table => table.scrollWidth > table.closest('.jp-OutputArea-output').clientWidth + 1)
-    .map(table => table.innerText.slice(0, 200))"""
+# Tables and code that are wider than their place, and names of models that are.
+CUT = """() => [
+    ...[...document.querySelectorAll('.jp-OutputArea-output table')]
+        .filter(table => table.scrollWidth > table.closest('.jp-OutputArea-output').clientWidth + 1),
+    ...[...document.querySelectorAll('.cpb-panel b, .jp-InputArea .cm-scroller')]
+        .filter(text => text.scrollWidth > text.clientWidth),
+].map(cut => cut.innerText.slice(0, 200))"""
 
 
 @pytest.fixture(scope="module")

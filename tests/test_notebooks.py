@@ -21,7 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
 ADDRESS = SETTINGS["metadata"]["url"]
-LONGEST = 15  # lines of a cell
+LONGEST, WIDEST = 15, 100  # lines of a cell, and columns of code: more are cut off on a page of 1000 px
 
 METADATA = {
     "accelerator": "GPU",
@@ -34,7 +34,7 @@ METADATA = {
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 REVISION = "main" if f"## {__version__}, not yet released" in CHANGES else f"v{__version__}"
 INSTALL = f"""\
-# In Colab and Kaggle this installs cpbkit and keeps the torch that is there; elsewhere it does nothing.
+# In Colab and Kaggle this installs cpbkit and keeps their torch; elsewhere it does nothing.
 import importlib.util
 import os
 
@@ -45,8 +45,8 @@ if "COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
 """
 
 STOPPED = (
-    "Stopped? The last line says what to do; then *Run all* again: what is done is found, and goes on. "
-    "`NameError`: a cell above this one has not run."
+    "Stopped? Do what the last line says; then, as after an interrupt, *Run all* again: fetched bars and trained "
+    "models are found. `NameError`: a cell above this one has not run."
 )
 ONE_RUN = """
 symbols, intervals = ("BTCUSDT", "ETHUSDT"), ("1h",)
@@ -179,6 +179,8 @@ def test_cells_come_in_order(path):
 def test_it_is_thin(path):
     for source in cells_of(path, "code"):
         assert source.count("\n") < LONGEST, f"more than {LONGEST} lines:\n{source}"
+        wide = [line for line in source.split("\n") if len(line) > WIDEST]
+        assert not wide, f"more than {WIDEST} columns:\n{wide}"
         defined = nodes_of(source, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
         assert not defined, f"what deserves a name deserves a test, so it lives in the package:\n{source}"
 
@@ -320,6 +322,8 @@ def test_it_runs_on_a_cpu(path, desk):
     assert len(shown) >= figures
     mute = [o for o in outputs if "image/png" in o.get("data", {}) and not o.metadata.get("image/png", {}).get("alt")]
     assert not mute, "a picture without words"
+    words = "".join(one.get("text/markdown", "") for one in data)
+    assert not re.findall(r"!\[.*?\]\((?!https://)", words), "a picture that a saved notebook has not"
     live = [one for one in data if WIDGET in one]
     assert all("image/png" in one or not one["text/plain"] for one in live), f"no picture where no widget lives: {live}"
     assert path.stem != "04_sweep" or any("image/png" in one for one in live), (
