@@ -1,6 +1,7 @@
 """A foundation model as a row to beat and as a preset, by the real library, on tiny checkpoints of random weights."""
 
 import dataclasses
+import re
 import shutil
 import sys
 
@@ -20,8 +21,11 @@ from cpbkit.evaluation.verdicts import Judgement, advise, evidence
 from cpbkit.hub.client import HubError
 from cpbkit.models import zero_shot
 from cpbkit.runs import trained
+from cpbkit.runs.plan import make_plan
 from cpbkit.training import loop
+from cpbkit.views.account import describe
 from cpbkit.windows.series import from_klines
+from cpbkit.windows.splits import split
 
 DAYS = {"source": "synthetic", "start": "2025-01-01", "end": "2025-02-28", "quiet": True, "executor": "local"}
 SMALL = {"symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("1h",), "context": 64, "horizon": 3, **DAYS}
@@ -216,6 +220,17 @@ def test_it_goes_on_with_the_past_of_its_target_alone(wrong):
     experiment = vary(PRESETS["chronos"], context=64, horizon=3, **wrong)
     with pytest.raises(CpbkitError, match="each feature must be its target's own past, log_close for close"):
         loop.assemble(experiment, columns(experiment), "cpu")
+
+
+def test_a_run_says_which_model_it_is_and_how_long_three_forward_passes_take(checkpoint, capfd):
+    experiment = vary(PRESETS["chronos"], zero_shot=checkpoint, context=64, horizon=3)
+    assert describe(experiment).startswith(f"chronos, {checkpoint}; 64 bars of 1 channel in")
+    zero_shot.load.cache_clear()
+    series = columns(experiment)
+    plan = make_plan(experiment, {one.name: one for one in series[:1]}, workers=1)
+    assert "Loading" not in capfd.readouterr().err
+    windows, (step,) = len(split(series[0], experiment.task).validation), re.findall(r"took ([\d.]+) ms", plan.reason)
+    assert plan.seconds == pytest.approx((1 + 3 * windows / 64) * float(step) / 1000, rel=0.1)
 
 
 def test_an_audit_of_the_preset_finds_no_leak(checkpoint):

@@ -44,6 +44,7 @@ def load(place: str):
     Errors: CpbkitError for what is no such model; ModuleNotFoundError without `cpbkit[zeroshot]`.
     """
     from chronos import BaseChronosPipeline
+    from transformers.utils import logging
 
     folder = os.path.expanduser(place)
     if is_local(place) and not os.path.isdir(folder):
@@ -53,11 +54,16 @@ def load(place: str):
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given = {"device_map": device, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # of a moment's work, in each worker
     try:
         return BaseChronosPipeline.from_pretrained(folder, **given)
     except (OSError, ValueError) as error:
         reason = printable(str(error).splitlines()[0])
         raise CpbkitError(f"zero_shot must name a folder or a repository with a Chronos model; {reason}") from None
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 @torch.no_grad()

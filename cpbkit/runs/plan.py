@@ -105,7 +105,9 @@ def make_plan(
     best = min(fitting, key=lambda t: t.seconds / t.models)
     units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
     validation = whole(len(w.validation) for w in windows.values()) / training.batch
-    epoch = (steps + FORWARD_SHARE * validation) * best.seconds  # of a whole stack
+    # The step of a foundation model is a forward pass, and there are three: two of validation, one of as long a test.
+    share_of_step = 3 if experiment.pretrained else FORWARD_SHARE
+    epoch = (steps + share_of_step * validation) * best.seconds  # of a whole stack
     rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
     reason = _reason(trials, best, devices, why)
     if training.pooled:

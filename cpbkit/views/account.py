@@ -94,8 +94,9 @@ def opening(state: "State", plan: "Plan") -> list[str]:
 def describe(experiment: Experiment) -> str:
     """Say the settings that matter most in one line."""
     task, model, training = experiment.task, experiment.model, experiment.training
+    network = experiment.pretrained or f"{model.name} of width {model.width}"
     return (
-        f"{experiment.preset}, {model.name} of width {model.width}; {task.context} bars of "
+        f"{experiment.preset}, {network}; {task.context} bars of "
         f"{counted(len(task.features), 'channel')} in, {task.horizon} of {', '.join(task.targets)} out; "
         f"batch {training.batch}, {training.optimizer} {training.learning_rate:g} ({training.schedule})"
     )
