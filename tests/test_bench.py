@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import walk
 
-from benchmarks import data, indicators
+from benchmarks import cells, data, indicators, stacks
 from benchmarks.mirror import serve
-from cpbkit.bench import cells, doctor, gauges, market, peers, presets, report, stacks, sweep
+from cpbkit.bench import doctor, gauges, market, peers, presets, report, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.sweep import Effort, bench_sweep, choose_cases, count_flops
@@ -203,7 +203,7 @@ def test_the_planned_way_is_held_against_the_others(monkeypatch):
     assert [way["stack"] for way in row["ways"]] == [1, 2]
     assert [way["seconds"] for way in row["ways"]] == pytest.approx([0.007 / 2, 0.008 / 4])
     assert row["planned_over_best"] == 1 and [way["planned"] for way in row["ways"]] == [False, True]
-    assert "2.00*" in report.render(EMPTY_SWEEP | {"stacks": [row]})
+    assert "2.00*" in "\n".join(stacks.render([row]))
 
 
 def test_a_way_that_cannot_run_is_told_with_its_reason():
@@ -211,9 +211,7 @@ def test_a_way_that_cannot_run_is_told_with_its_reason():
         {"way": "scan", "seconds": 0.001, "error": 0.0},
         {"way": "fused cell", "reason": "NotImplementedError: CPU"},
     ]
-    text = report.render(
-        EMPTY_SWEEP | {"cells": [{"preset": "gru", "width": 128, "precision": "float32", "ways": ways}]}
-    )
+    text = "\n".join(cells.render([{"preset": "gru", "width": 128, "precision": "float32", "ways": ways}]))
     assert "fused cell: NotImplementedError" in text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("gru, width 128"))
     assert line == ["gru,", "width", "128,", "float32", "1.000"]

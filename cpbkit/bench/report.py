@@ -131,48 +131,11 @@ def _sweep(document: dict) -> list[str]:
             f"A search of {search['settings']} settings, {search['case']}: {figures(search['ours'])} steps of one "
             f"model a second; one sweep after another: {figures(search['theirs'])}; {ratio(search)}.",
         ]
-    if "stacks" in document:
-        lines += ["", *_stacks(document["stacks"])]
-    if "cells" in document:
-        lines += ["", *_cells(document["cells"])]
     if document["left_out"]:
         lines += ["", "Left out: " + "; ".join(f"{name} ({why})" for name, why in document["left_out"].items())]
     if "peers" in document:
         lines += ["", *_peers(document["peers"])]
     return lines
-
-
-def _stacks(rows: list[dict]) -> list[str]:
-    names = list(dict.fromkeys((way["way"], way["stack"]) for row in rows for way in row["ways"]))
-    names.sort(key=lambda name: (name[0] != "processes", name))
-    shown = []
-    for row in rows:
-        found = {(way["way"], way["stack"]): way for way in row["ways"]}
-        cells = [
-            f"{1e3 * found[name]['seconds']:.2f}{'*' if found[name]['planned'] else ''}" if name in found else ""
-            for name in names
-        ]
-        shown.append([f"gru, width {row['width']}", *cells, f"{row['planned_over_best']:.2f}"])
-    heads = [f"{way} of {size}" if way == "processes" else f"{way} {size}" for way, size in names]
-    return [
-        "Ways to step on this CPU, ms a step of one model, the least of the rounds; * is what a sweep plans:",
-        *table(["", *heads, "* / best"], shown),
-    ]
-
-
-def _cells(rows: list[dict]) -> list[str]:
-    names = [way["way"] for way in rows[0]["ways"]]
-    shown: list[list[str]] = []
-    reasons: dict[str, str] = {}  # by way
-    for row in rows:
-        reasons |= {way["way"]: way["reason"] for way in row["ways"] if "reason" in way}
-        cells = [f"{1e3 * way['seconds']:.3f}" if "seconds" in way else "" for way in row["ways"]]
-        shown.append([f"{row['preset']}, width {row['width']}, {row['precision']}", *cells])
-    return [
-        "Ways to compute a recurrent layer, forward and backward in a CUDA graph, ms a model:",
-        *table(["", *names], shown),
-        *(f"{way}: {reason}" for way, reason in reasons.items()),
-    ]
 
 
 def _peers(peers: dict) -> list[str]:

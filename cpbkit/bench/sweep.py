@@ -10,11 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpbkit.bench import gauges
-from cpbkit.bench.cells import measure_cells
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.market import make_series
-from cpbkit.bench.stacks import measure_stacks
 from cpbkit.bench.twins import TWINS
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS
@@ -61,9 +59,8 @@ def bench_sweep(
 ) -> dict:
     """Measure the cases on this machine; return the document that `render` shows.
 
-    presets: names of PRESETS, all by default. quick: fewer cases and shorter blocks, and the engine's way to step is
-    not held against others. peers: also time other libraries, each installed for the purpose. say: hears what is
-    going on.
+    presets: names of PRESETS, all by default. quick: fewer cases and shorter blocks. peers: also time other libraries,
+    each installed for the purpose. say: hears what is going on.
     """
     effort = QUICK if quick else FULL
     cases, left_out = choose_cases(presets, quick)
@@ -79,10 +76,6 @@ def bench_sweep(
         growth = measure_growth(first, cases[first], workers, effort)
         say(f"{first}: a search beside one sweep after another")
         search = measure_search(first, cases[first], models, workers, effort)
-        if device().type == "cuda" and not quick:
-            document["cells"] = measure_cells(models, say)
-        elif workers.pipes and not quick:
-            document["stacks"] = measure_stacks(models, len(workers.pipes), workers, say)
     document |= {"cases": rows, "growth": growth, "search": search, "left_out": left_out}
     if peers:
         from cpbkit.bench.peers import bench_peers

@@ -1,13 +1,20 @@
-"""Ways to compute a recurrent layer of M models on a GPU: the kit's own scan against the candidates, shape by shape."""
+"""Ways to compute a recurrent layer of M models on a GPU: the kit's own scan against the candidates, shape by shape.
+
+python -m benchmarks.cells
+"""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from cpbkit.bench.report import about, table
+from cpbkit.bench.sweep import MODELS
 from cpbkit.config.presets import PRESETS
+from cpbkit.hardware import provenance
 from cpbkit.models.layers import GRU, LSTM, Linear, Recurrent
 from cpbkit.training.cuda_graph import capture
 
@@ -117,3 +124,26 @@ def _time(layer: Recurrent, x: Tensor, dtype: torch.dtype) -> tuple[float, Tenso
         seconds.append((time.perf_counter() - begun) / count)
         count = max(1, round(BLOCK / seconds[0]))
     return statistics.median(seconds[1:]), outs[-1].float()
+
+
+def render(rows: list[dict]) -> list[str]:
+    """Show what was measured as lines of text."""
+    names = [way["way"] for way in rows[0]["ways"]]
+    shown: list[list[str]] = []
+    reasons: dict[str, str] = {}  # by way
+    for row in rows:
+        reasons |= {way["way"]: way["reason"] for way in row["ways"] if "reason" in way}
+        cells = [f"{1e3 * way['seconds']:.3f}" if "seconds" in way else "" for way in row["ways"]]
+        shown.append([f"{row['preset']}, width {row['width']}, {row['precision']}", *cells])
+    return [
+        "Ways to compute a recurrent layer, forward and backward in a CUDA graph, ms a model:",
+        *table(["", *names], shown),
+        *(f"{way}: {reason}" for way, reason in reasons.items()),
+    ]
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("it needs an NVIDIA GPU")
+    measured = measure_cells(MODELS, lambda text: print(text, file=sys.stderr))
+    print(*about(provenance.describe()), "", *render(measured), sep="\n")

@@ -1,14 +1,23 @@
-"""Whether the plan of a sweep picks well on a CPU: its choice against stacks and processes of other sizes."""
+"""Whether the plan of a sweep picks well on a CPU: its choice against stacks and processes of other sizes.
+
+python -m benchmarks.stacks
+"""
 
 import math
 import statistics
+import sys
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.market import make_series
+from cpbkit.bench.report import about, table
+from cpbkit.bench.sweep import MODELS, count_workers
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
+from cpbkit.hardware import provenance
 from cpbkit.runs.plan import make_plan
 
 WIDTHS = (8, 16, 32, 64, 128)  # of the `gru` preset
@@ -65,3 +74,31 @@ def _time(runner: Here | Workers, way: str, size: int, cores: int) -> dict:
         "cpu_seconds": min(cpu for _, cpu in times) / count,
         "memory": runner.memory,
     }
+
+
+def render(rows: list[dict]) -> list[str]:
+    """Show what was measured as lines of text."""
+    names = list(dict.fromkeys((way["way"], way["stack"]) for row in rows for way in row["ways"]))
+    names.sort(key=lambda name: (name[0] != "processes", name))
+    shown = []
+    for row in rows:
+        found = {(way["way"], way["stack"]): way for way in row["ways"]}
+        cells = [
+            f"{1e3 * found[name]['seconds']:.2f}{'*' if found[name]['planned'] else ''}" if name in found else ""
+            for name in names
+        ]
+        shown.append([f"gru, width {row['width']}", *cells, f"{row['planned_over_best']:.2f}"])
+    heads = [f"{way} of {size}" if way == "processes" else f"{way} {size}" for way, size in names]
+    return [
+        "Ways to step on this CPU, ms a step of one model, the least of the rounds; * is what a sweep plans:",
+        *table(["", *heads, "* / best"], shown),
+    ]
+
+
+if __name__ == "__main__":
+    processes = count_workers()
+    if not processes or torch.cuda.is_available():
+        sys.exit("it needs a CPU of two cores or more, and no GPU")
+    with Workers(processes) as workers:
+        measured = measure_stacks(MODELS, processes, workers, lambda text: print(text, file=sys.stderr))
+    print(*about(provenance.describe()), "", *render(measured), sep="\n")
