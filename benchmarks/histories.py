@@ -68,7 +68,7 @@ LASTING = ("slow", "silent", "drip")  # faults that take real time
 PLACES = ("", "CHECKSUM", r"zip$", "monthly", "daily", r"klines\?", "BTCUSDT", "ETHUSDT", "SOLUSDT")
 JUMPS = (-1e6, -36_000.0, -60.0, 3600.0, 1e9)  # s by which the clock may jump; before END no bar can be asked for
 SHORT_JUMPS = (*JUMPS, -115_200.0)  # with the last, END is not over: too early for a sweep that is to end the same
-JUNK = (b"", b"{", b"[]", b"{}", b"null", b'{"units": [["../x"]]}', b"[" * 5000, bytes(range(256)), b"9" * 5000)
+JUNK = (b"", b"{", b"[]", b"{}", b"null", b'{"jobs": [["../x"]]}', b"[" * 5000, bytes(range(256)), b"9" * 5000)
 LENGTH = 270  # operations, about, of a whole sweep
 
 
@@ -153,12 +153,12 @@ class World:
             klines = binance.fetch_klines(TINY.data.symbols, TINY.data.intervals, START, END)
         with self.around(place / "short", Trouble(faults=(Fault("503", r"klines\?"),))):
             self.sweep(place / "short")  # without the bars that only REST has
-        for name in FIXED.units[0]:  # without the other one of its stack: the same, but for the last bits
+        for name in FIXED.jobs[0]:  # without the other one of its stack: the same, but for the last bits
             with self.around(place / name):
                 self.sweep(place / name, klines=lambda *_, name=name: {name: klines[name]})
         if wrong := next(filter(None, map(self.judge_bars, klines.values())), ""):
             raise AssertionError(wrong)
-        self.ends = [outcome(place / one / "run") for one in ("whole", "short", *FIXED.units[0])]
+        self.ends = [outcome(place / one / "run") for one in ("whole", "short", *FIXED.jobs[0])]
 
     @contextlib.contextmanager
     def around(self, folder: Path, trouble: Trouble = CALM) -> Iterator[Disk]:

@@ -36,7 +36,7 @@ def measure_stacks(models: int, processes: int, workers: Workers, say: Callable[
         experiment = vary(PRESETS["gru"], width=width)
         series = make_series(experiment.task, models)
         plan = workers.call(make_plan, experiment, {one.name: one for one in series})
-        planned = max(map(len, plan.units))
+        planned = max(map(len, plan.jobs))
         share = math.ceil(models / processes)
         one, ways = 0.0, []
         for size in sorted({*(min(size, share) for size in SIZES), share, planned}):

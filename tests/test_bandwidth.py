@@ -21,7 +21,7 @@ from cpbkit.evaluation.training_checks import check_results
 from cpbkit.models import zoo
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.planted import tell_changes
-from cpbkit.runs.worker import Result, Unit, work
+from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.loop import Fit, fit
 from cpbkit.training.stack import Stack
 from cpbkit.windows.series import from_table, from_trace
@@ -229,8 +229,8 @@ def run(target_scale, epochs):
     """Train long enough to tell: a higher rate and inputs scaled by train rows, since S4's ranges leave them small."""
     settings = {"epochs": epochs, "steps": 100, "batch": 64, "learning_rate": 1e-3, "ranges": ()}
     experiment = vary(PRESETS["bandwidth"], target_scale=target_scale, **settings)
-    unit = Unit("trace", experiment, (trace(12_000, seed=0, task=experiment.task),))
-    (line,) = [message.line for message in work(unit) if isinstance(message, Result)]
+    job = Job("trace", experiment, (trace(12_000, seed=0, task=experiment.task),))
+    (line,) = [message.line for message in work(job) if isinstance(message, Result)]
     return line
 
 

@@ -502,7 +502,7 @@ def swept(tmp_path_factory):
 def test_a_plan_is_printed_and_nothing_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = json.loads(run(*SWEEP, "--epochs", "2", "--executor", "local", "--plan", "--json").stdout)
-    assert sorted(name for unit in told["units"] for name in unit) == ["BTCUSDT_1h", "ETHUSDT_1h"]
+    assert sorted(name for job in told["jobs"] for name in job) == ["BTCUSDT_1h", "ETHUSDT_1h"]
     assert told["epochs"] == 2 and told["seconds"] > 0 and not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Executors: every message of every unit arrives in order, wherever the units run; a lost worker is said."""
+"""Executors: every message of every job arrives in order, wherever the jobs run; a lost worker is said."""
 
 import os
 import signal
@@ -21,36 +21,36 @@ class Count:
     device: str = "cpu"
 
 
-def count(unit):
-    for i in range(unit.upto):
-        if i == unit.die_at:
+def count(job):
+    for i in range(job.upto):
+        if i == job.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        yield unit.name, i
+        yield job.name, i
 
 
-def whereabouts(unit):
-    yield os.getpid(), unit.device
+def whereabouts(job):
+    yield os.getpid(), job.device
 
 
-def sit(unit):
+def sit(job):
     yield os.getpid()
     time.sleep(1000)
 
 
-def fail(unit):
-    yield unit.name, 0
+def fail(job):
+    yield job.name, 0
     raise ValueError("the reason")
 
 
-UNITS = [Count("a", 3), Count("b", 200), Count("c", 1)]
+JOBS = [Count("a", 3), Count("b", 200), Count("c", 1)]
 
 
 @pytest.mark.parametrize("execute", [executors.local, lambda u, w: executors.processes(u, w, ["cpu"] * 2)])
 def test_all_messages_of_a_unit_arrive_in_order(execute):
-    seen = {unit.name: [] for unit in UNITS}
-    for name, i in execute(UNITS, count):
+    seen = {job.name: [] for job in JOBS}
+    for name, i in execute(JOBS, count):
         seen[name].append(i)
-    assert seen == {unit.name: list(range(unit.upto)) for unit in UNITS}
+    assert seen == {job.name: list(range(job.upto)) for job in JOBS}
 
 
 def test_a_device_has_one_process_for_all_its_units():
@@ -71,8 +71,8 @@ def test_a_killed_worker_is_said_after_its_messages():
 def test_a_killed_worker_is_replaced_and_its_unit_goes_on_as_it_is_decided():
     asked = []
 
-    def retry(unit, why, halve):
-        asked.append((unit.name, why, halve))
+    def retry(job, why, halve):
+        asked.append((job.name, why, halve))
         return ["told"], [Count("a1", 2), Count("a2", 1)]
 
     seen = list(executors.processes([Count("a", 5, die_at=1), Count("b", 3)], count, ["cpu"], retry))
@@ -81,7 +81,7 @@ def test_a_killed_worker_is_replaced_and_its_unit_goes_on_as_it_is_decided():
 
 
 def test_an_error_in_a_worker_comes_with_its_traceback():
-    with pytest.raises(executors.WorkerLost, match=r"(?s)the unit a failed:.*ValueError: the reason"):
+    with pytest.raises(executors.WorkerLost, match=r"(?s)the job a failed:.*ValueError: the reason"):
         list(executors.processes([Count("a", 1)], fail, ["cpu"]))
 
 

@@ -17,7 +17,7 @@ from cpbkit.foreign import Damaged
 from cpbkit.runs.folder import LEDGER, OUT_OF_TIME, RunFolder, tell_stopped
 
 QUICK = PRESETS["quick"]
-PLAN = {"units": [["BTCUSDT_15m"]], "steps": 77, "epochs": 5, "patience": 2, "stacked": False, "devices": ["cpu"]}
+PLAN = {"jobs": [["BTCUSDT_15m"]], "steps": 77, "epochs": 5, "patience": 2, "stacked": False, "devices": ["cpu"]}
 
 
 def line(series, **more):
@@ -137,10 +137,10 @@ NOT_VITAL = (
 )
 DAMAGES = {
     "empty": b"",
-    "torn": b'{"units": [["BTC',
+    "torn": b'{"jobs": [["BTC',
     "binary": bytes(range(256)),
     "another type": b"[1, 2]",
-    "another form": b'{"units": 7, "steps": "many", "stage": 7, "pid": [], "starts": 7, "training": "long"}',
+    "another form": b'{"jobs": 7, "steps": "many", "stage": 7, "pid": [], "starts": 7, "training": "long"}',
     "deep": b"[" * 100_000,
     "huge number": b'{"steps": ' + b"9" * 5000 + b"}",
 }
@@ -218,10 +218,10 @@ def test_every_start_is_kept_with_its_commit(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"units": [["../../evil"]]},
-        {"units": [["BTCUSDT_15m"], ["BTCUSDT_15m"]]},
+        {"jobs": [["../../evil"]]},
+        {"jobs": [["BTCUSDT_15m"], ["BTCUSDT_15m"]]},
         {"steps": 0},
-        {"units": [[]]},
+        {"jobs": [[]]},
         {"devices": []},
     ],
 )

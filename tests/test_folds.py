@@ -17,7 +17,7 @@ from cpbkit.evaluation.verdicts import judgements
 from cpbkit.runs import worker
 from cpbkit.runs.plan import make_plan
 from cpbkit.runs.sweep import prepare
-from cpbkit.runs.worker import Checkpoint, Result, Unit, work
+from cpbkit.runs.worker import Checkpoint, Job, Result, work
 from cpbkit.training.checkpoint import load
 from cpbkit.windows.splits import folds, split
 
@@ -26,8 +26,8 @@ SERIES = walk("AUSDT_15m", 900, phi=0.5), walk("BUSDT_15m", 700, gap_at=300)
 
 
 def results(experiment, series=SERIES, checkpoint=None):
-    unit = Unit("all", experiment, tuple(series), checkpoint=checkpoint)
-    return {message.line.series: message for message in work(unit) if isinstance(message, Result)}
+    job = Job("all", experiment, tuple(series), checkpoint=checkpoint)
+    return {message.line.series: message for message in work(job) if isinstance(message, Result)}
 
 
 def untimed(found):
@@ -70,7 +70,7 @@ def test_folds_that_ended_wait_in_the_checkpoint_for_the_others(monkeypatch):
     whole = results(experiment)
     monkeypatch.setattr(worker, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(worker, "CHECKPOINT_SHARE", 1e9)
-    messages = list(work(Unit("all", experiment, SERIES)))
+    messages = list(work(Job("all", experiment, SERIES)))
     saved = [message.content for message in messages if isinstance(message, Checkpoint)]
     middle = saved[len(saved) // 2]
     resumed = untimed(results(experiment, checkpoint=middle))
@@ -125,7 +125,7 @@ def test_one_model_sees_the_windows_of_all_series_and_is_planned_as_one_stack():
     series = {one.name: one for one in SERIES}
     plan = make_plan(experiment, series, workers=2)
     counts = [len(split(one, experiment.task).train) for one in SERIES]
-    assert plan.units == [list(series)] and len(plan.devices) == 1
+    assert plan.jobs == [list(series)] and len(plan.devices) == 1
     assert plan.steps == -(-sum(counts) // 32)
     assert plan.reason.startswith("one model for all 2 series")
     found = untimed(results(vary(QUICK, pooled=True, folds=2)))

@@ -21,8 +21,8 @@ def fake(seconds, size=1000):
 
 def test_a_plan_holds_every_series_once_and_states_the_steps_of_the_longest():
     plan = make_plan(EXPERIMENT, SERIES, workers=2)
-    assert sorted(name for unit in plan.units for name in unit) == sorted(SERIES)
-    assert plan.devices == ["cpu"] * 2 and len(plan.units) >= 2
+    assert sorted(name for job in plan.jobs for name in job) == sorted(SERIES)
+    assert plan.devices == ["cpu"] * 2 and len(plan.jobs) >= 2
     longest = 900 * 0.7 - EXPERIMENT.task.context - EXPERIMENT.task.horizon + 1
     assert plan.steps == -(-int(longest) // EXPERIMENT.training.batch)
     assert plan.epochs == 50 and plan.seconds > 0 and "a step of one model took" in plan.reason
@@ -34,13 +34,13 @@ def test_a_plan_holds_every_series_once_and_states_the_steps_of_the_longest():
 )
 def test_the_size_with_the_least_time_a_model_is_taken(monkeypatch, seconds, sizes):
     monkeypatch.setattr(module, "_trial", fake(seconds))
-    assert sorted(map(len, make_plan(EXPERIMENT, SERIES, workers=2).units)) == sizes
+    assert sorted(map(len, make_plan(EXPERIMENT, SERIES, workers=2).jobs)) == sizes
 
 
 def test_a_stack_stays_within_the_free_memory(monkeypatch):
     monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 3: 1}))
     monkeypatch.setattr(module, "free_memory", lambda device: 3100 / module.MEMORY_SHARE)
-    assert max(map(len, make_plan(EXPERIMENT, SERIES, workers=1).units)) <= 3
+    assert max(map(len, make_plan(EXPERIMENT, SERIES, workers=1).jobs)) <= 3
 
 
 @pytest.mark.parametrize(("room", "size"), [(1000, 50), (30, 25), (20, 12)])  # models in the device's memory
@@ -55,8 +55,8 @@ def test_many_series_on_a_gpu_are_planned_from_the_stacks_that_could_be_tried(mo
     monkeypatch.setattr(module, "_trial", trial)
     series = {f"S{i}": walk(f"S{i}", 500) for i in range(100)}
     # For stacks of 50, where a step of one model takes 0.1 s.
-    units = make_plan(EXPERIMENT, series, trial_seconds=20.3).units
-    assert max(map(len, units)) == size and sum(map(len, units)) == 100
+    jobs = make_plan(EXPERIMENT, series, trial_seconds=20.3).jobs
+    assert max(map(len, jobs)) == size and sum(map(len, jobs)) == 100
 
 
 def test_the_workers_of_a_gpu_share_its_memory(monkeypatch):
@@ -66,7 +66,7 @@ def test_the_workers_of_a_gpu_share_its_memory(monkeypatch):
     largest = {}
     for places in (["cuda:0"], ["cuda:0"] * 2, ["cuda:0", "cuda:1"]):
         monkeypatch.setattr(module, "find_places", lambda *_, places=places: places)
-        largest[tuple(places)] = max(map(len, make_plan(EXPERIMENT, series).units))
+        largest[tuple(places)] = max(map(len, make_plan(EXPERIMENT, series).jobs))
     # 6 GB fit into 9, not into the half of 9 less what two processes take of the device.
     assert list(largest.values()) == [6, 3, 6]
 

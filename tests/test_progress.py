@@ -9,9 +9,9 @@ from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Progress
 
 
-def word(unit, seconds, **shares):
+def word(job, seconds, **shares):
     return Progress(
-        unit, "training", {name: Running({}, {}, share) for name, share in shares.items()}, 10, {"epochs": seconds}
+        job, "training", {name: Running({}, {}, share) for name, share in shares.items()}, 10, {"epochs": seconds}
     )
 
 

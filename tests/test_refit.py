@@ -74,10 +74,10 @@ def test_the_old_weights_err_as_their_own_forecasts_do(run, child):
 def test_weights_begin_where_the_old_ones_ended_or_anew(run, monkeypatch, tmp_path):
     begun = {}
 
-    def watched(unit, parents):
-        windows, stack = assemble(unit, parents)
+    def watched(job, parents):
+        windows, stack = assemble(job, parents)
         if "BTCUSDT_1h" in stack.names:  # the plan may give each series a stack of its own
-            begun[unit.experiment.training.warm_start] = stack.export(stack.names.index("BTCUSDT_1h"))
+            begun[job.experiment.training.warm_start] = stack.export(stack.names.index("BTCUSDT_1h"))
         return windows, stack
 
     assemble = sweeping.work.__globals__["_assemble"]

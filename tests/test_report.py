@@ -163,7 +163,7 @@ def test_coverage_stands_under_its_own_name(tmp_path):
 def test_the_settings_are_those_that_the_plan_settled(tmp_path):
     folder = write_run(tmp_path / "run", made_up_results(stop=2), monitor=False)
     (folder / "progress").mkdir()
-    plan = {"units": [["BTCUSDT_15m"]], "steps": 77, "epochs": 9, "patience": 3, "devices": ["cpu"]}
+    plan = {"jobs": [["BTCUSDT_15m"]], "steps": 77, "epochs": 9, "patience": 3, "devices": ["cpu"]}
     (folder / "progress/plan.json").write_text(json.dumps(plan))
     settings = dict(row for table in Page(write_report(folder)).tables for row in table if len(row) == 2)
     assert (settings["steps"], settings["epochs"], settings["patience"]) == ("77", "9", "3")

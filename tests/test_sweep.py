@@ -87,7 +87,7 @@ def test_a_sweep_leaves_a_whole_run_folder(undisturbed):
         assert line.test["price"]["windows"] == line.windows["test"]
     clock = json.loads((undisturbed / "clock.json").read_text())
     assert {"bars", "features", "training"} <= clock.keys()
-    assert not list((undisturbed / "progress").glob("*.safetensors")), "checkpoints of finished units stay behind"
+    assert not list((undisturbed / "progress").glob("*.safetensors")), "checkpoints of finished jobs stay behind"
     assert json.loads((undisturbed / "about.json").read_text())["command"] == "cpbkit sweep"
 
 
@@ -101,7 +101,7 @@ def test_a_second_run_trains_nothing(undisturbed, monkeypatch):
 def test_processes_end_with_what_one_process_ends_with(tmp_path):
     sweep(TINY, tmp_path / "two", executor="processes", workers=2)
     plan = json.loads((tmp_path / "two/progress/plan.json").read_text())
-    assert sorted(name for unit in plan["units"] for name in unit) == sorted(TINY.series)
+    assert sorted(name for job in plan["jobs"] for name in job) == sorted(TINY.series)
     (tmp_path / "one/progress").mkdir(parents=True)
     # A plan of another machine: its devices are not here, and this one has its own idea of workers.
     foreign = plan | {"devices": ["cuda:0", "cuda:1"]}
@@ -128,8 +128,8 @@ def test_a_script_needs_no_guard(tmp_path):
 def test_a_checkpoint_of_other_bars_is_not_gone_on_from(monkeypatch):
     monkeypatch.setattr(worker, "CHECKPOINT_SECONDS", 0.0)
     experiment = vary(TINY, steps=9)
-    (old, *_) = (m for m in worker.work(unit("A", 400, experiment)) if isinstance(m, worker.Checkpoint))
-    same, other = unit("A", 400, experiment), unit("A", 500, experiment)
+    (old, *_) = (m for m in worker.work(job("A", 400, experiment)) if isinstance(m, worker.Checkpoint))
+    same, other = job("A", 400, experiment), job("A", 500, experiment)
     ways = [list(worker.work(replace(one, checkpoint=old.content))) for one in (same, other)]
     ends = [next(m for m in messages if isinstance(m, worker.Result)).model for messages in ways]
     alone = next(m for m in worker.work(other) if isinstance(m, worker.Result)).model
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_other_bars_is_not_gone_on_from(monkeypatch):
 
 def test_a_damaged_or_foreign_checkpoint_begins_anew_and_says_so(monkeypatch):
     monkeypatch.setattr(worker, "CHECKPOINT_SECONDS", 0.0)
-    same = unit("A", 400, vary(TINY, steps=9))
+    same = job("A", 400, vary(TINY, steps=9))
     (good, *_) = (m for m in worker.work(same) if isinstance(m, worker.Checkpoint))
     alone = next(m for m in worker.work(same) if isinstance(m, worker.Result)).model
     flipped = bytearray(good.content)
@@ -171,14 +171,14 @@ def test_a_series_that_ended_on_other_bars_is_kept_and_said(undisturbed, tmp_pat
     }
 
 
-def unit(name, bars, experiment=TINY):
-    return worker.Unit(f"{name}+0", experiment, (walk(name, bars),))
+def job(name, bars, experiment=TINY):
+    return worker.Job(f"{name}+0", experiment, (walk(name, bars),))
 
 
 def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
     honest = worker.forecast
     monkeypatch.setattr(worker, "forecast", lambda *given: [honest(*given)[0] * np.nan])
-    (end,) = (m for m in worker.work(unit("A", 400, vary(TINY, steps=9))) if isinstance(m, worker.Result))
+    (end,) = (m for m in worker.work(job("A", 400, vary(TINY, steps=9))) if isinstance(m, worker.Result))
     assert end.line.status == "sick" and "not finite" in end.line.reason and end.model is None
 
 
@@ -365,7 +365,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_the_plan_remembers(tmp_path, mo
     results = sweep(TINY, tmp_path, workers=1, on_progress=lambda state: notes.append(state.stage))
     assert {line.series for line in results} == set(TINY.series)
     assert any("CUDA out of memory" in note and note.endswith("goes on as 2 smaller stacks") for note in notes)
-    kept = json.loads((tmp_path / "progress/plan.json").read_text())["units"]
+    kept = json.loads((tmp_path / "progress/plan.json").read_text())["jobs"]
     assert sorted(map(len, kept)) == [2, 2]
     assert not list((tmp_path / "progress").glob("*.safetensors"))
 
@@ -375,7 +375,7 @@ def test_one_model_that_does_not_fit_has_failed_and_the_ledger_says_what_was_tri
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(worker, "assemble", none)
-    two = worker.Unit("A+1", TINY, (walk("A", 300), walk("B", 300)))
+    two = worker.Job("A+1", TINY, (walk("A", 300), walk("B", 300)))
     ends = [message.line for message in worker.work(two) if isinstance(message, worker.Result)]
     assert [(line.series, line.status) for line in ends] == [("A", "failed"), ("B", "failed")]
     assert ends[1].reason.startswith("alone it did not fit into the memory of cpu: CUDA out of memory")
@@ -415,8 +415,8 @@ def test_a_unit_whose_worker_is_lost_is_halved_and_a_single_series_tried_once_mo
     run, state = RunFolder(tmp_path), State(TINY, 4)
     retry, series = module._retry(run, state), tuple(walk(name, 300) for name in "ABC")
     state.ended = {"B"}
-    (said,), halves = retry(worker.Unit("A+2", TINY, series), "was killed", True)
-    assert isinstance(said, worker.Shrunk) and said.units == [["A"], ["C"]]
+    (said,), halves = retry(worker.Job("A+2", TINY, series), "was killed", True)
+    assert isinstance(said, worker.Shrunk) and said.jobs == [["A"], ["C"]]
     assert [half.tried for half in halves] == [("A+2 was killed",)] * 2
     (note,), (same,) = retry(halves[0], "was killed", True)
     assert isinstance(note, worker.Note) and same.series == halves[0].series
@@ -455,8 +455,8 @@ def test_a_unit_takes_its_share_of_the_time_that_is_left(monkeypatch):
     monkeypatch.setattr(worker, "time", clock)
     begun = clock.now
     experiment = vary(TINY, epochs=100_000, patience=100_000, steps=9)
-    unit = worker.Unit("BTCUSDT_1h+0", experiment, (walk("BTCUSDT_1h", 500),), deadline=begun + 6, turns=3)
-    ends = [message for message in worker.work(unit) if isinstance(message, worker.Result)]
+    job = worker.Job("BTCUSDT_1h+0", experiment, (walk("BTCUSDT_1h", 500),), deadline=begun + 6, turns=3)
+    ends = [message for message in worker.work(job) if isinstance(message, worker.Result)]
     assert [end.line.reason for end in ends] == ["the time is up"]
     assert clock.now - begun == pytest.approx(2, rel=0.1)
 
@@ -481,7 +481,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     def warm():
         from cpbkit.runs import worker  # noqa: F401  so that both nodes begin at once
 
-    experiment = vary(TINY, epochs=25, patience=25)  # seconds of work for a unit
+    experiment = vary(TINY, epochs=25, patience=25)  # seconds of work for a job
     cluster = start_ray(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1}))
     try:
         second = start_ray(lambda: cluster.add_node(num_cpus=1))
@@ -501,9 +501,9 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
         ray.get([ray.remote(num_cpus=1)(warm).remote() for _ in range(2)])
         sweep(experiment, tmp_path / "ray", executor=Ray(cluster.address), on_progress=hear)
         plan = (tmp_path / "ray/progress/plan.json").read_text()
-        units = json.loads(plan)["units"]
-        assert done == [0], "the node must go while units are at work"
-        assert len(units) == 2 and sorted(fell) in map(sorted, units), "one unit must have been lost with it"
+        jobs = json.loads(plan)["jobs"]
+        assert done == [0], "the node must go while jobs are at work"
+        assert len(jobs) == 2 and sorted(fell) in map(sorted, jobs), "one job must have been lost with it"
         (tmp_path / "local/progress").mkdir(parents=True)
         (tmp_path / "local/progress/plan.json").write_text(plan)
         sweep(experiment, tmp_path / "local", executor="local")
@@ -528,8 +528,8 @@ def test_a_worker_killed_on_ray_has_its_unit_tried_again_with_half_the_stack(tmp
                         killed.append(int(path.parent.name))
             os.kill(*killed, signal.SIGKILL)
 
-    def plan_of(folder, units):
-        plan = Plan(units, steps=9, epochs=25, patience=25, devices=["cpu"])
+    def plan_of(folder, jobs):
+        plan = Plan(jobs, steps=9, epochs=25, patience=25, devices=["cpu"])
         (folder / "progress").mkdir(parents=True)
         (folder / "progress/plan.json").write_text(json.dumps(asdict(plan)))
         return folder
@@ -541,7 +541,7 @@ def test_a_worker_killed_on_ray_has_its_unit_tried_again_with_half_the_stack(tmp
     finally:
         ray.shutdown()
     halves = [[name] for name in experiment.series]
-    assert json.loads((run / "progress/plan.json").read_text())["units"] == halves
+    assert json.loads((run / "progress/plan.json").read_text())["jobs"] == halves
     found = lines(run)
     for line in found.values():
         (tried,) = line.tried
@@ -565,4 +565,4 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
         state.add(one)
     assert state.missing == [many.series[-1]] and state.done == 9_999
     plan = Plan([list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, patience=2, devices=["cpu"] * 8)
-    assert len(plan.named_units()) == 250
+    assert len(plan.named_jobs()) == 250

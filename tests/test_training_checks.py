@@ -11,7 +11,7 @@ from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.evaluation import training_checks
 from cpbkit.runs import sweep
-from cpbkit.runs.worker import Result, Unit, work
+from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.loop import mean_losses
 from cpbkit.windows.splits import split
 from cpbkit.windows.windows import Windows
@@ -21,8 +21,8 @@ QUICK = vary(PRESETS["quick"], context=10, horizon=2, epochs=4, steps=40, schedu
 
 def checks(series, **settings):
     """Train the series as a sweep does; return {check: (verdict, evidence)}."""
-    unit = Unit("unit", vary(QUICK, **settings), (series,))
-    lines = [message.line for message in work(unit) if isinstance(message, Result)]
+    job = Job("job", vary(QUICK, **settings), (series,))
+    lines = [message.line for message in work(job) if isinstance(message, Result)]
     return {check.check: (check.verdict, check.evidence) for check in training_checks.check_results(lines)}
 
 
@@ -95,7 +95,7 @@ def test_a_solved_model_needs_no_gradient():
 
 
 def test_a_ledger_of_an_older_version_is_read():
-    line = next(m.line for m in work(Unit("unit", QUICK, (sound(600),))) if isinstance(m, Result))
+    line = next(m.line for m in work(Job("job", QUICK, (sound(600),))) if isinstance(m, Result))
     line = dataclasses.replace(line, mean={})
     assert {"first loss", "holds"} <= {check.check for check in training_checks.check_results([line])}
 

@@ -99,7 +99,7 @@ def begin(folder, at, lines=("A_15m",), experiment=EXPERIMENT):
     with run.writing(experiment):
         for name in lines:
             run.finish(ResultLine(name, "done"), b"model of " + name.encode())
-        run.keep_checkpoint("unit", b"a checkpoint")
+        run.keep_checkpoint("job", b"a checkpoint")
     atomic.write_bytes(folder / "progress" / "status.json", json.dumps({"at": at, "done": 1, "total": 4}).encode())
     return run
 
@@ -118,11 +118,11 @@ def test_what_is_kept_can_be_gone_on_from_whenever_keeping_ends(place, monkeypat
         written.append(path.name)
         kept = RunFolder(place.kept / "one")
         assert all(kept.model(line.series) for line in kept.results())
-        assert kept.checkpoint("unit") is None or len(kept.results()) >= 1
+        assert kept.checkpoint("job") is None or len(kept.results()) >= 1
 
     monkeypatch.setattr(atomic, "write_bytes", write)
     place.keep()
-    assert written.index("results.jsonl") < written.index("unit.safetensors")
+    assert written.index("results.jsonl") < written.index("job.safetensors")
     assert RunFolder(place.kept / "one").results() == run.results() and len(run.results()) == 2
 
 
@@ -132,14 +132,14 @@ def test_only_what_changed_is_kept_again_by_another_process_too(place):
     first = place.bytes
     assert first > 1000 and not place.trouble
     place.keep()
-    run.keep_checkpoint("unit", b"another")
+    run.keep_checkpoint("job", b"another")
     place.keep()
     assert place.bytes == first + len(b"another")
     again = Workspace(place.folder, place.kept)
-    run.keep_checkpoint("unit", None)
+    run.keep_checkpoint("job", None)
     again.keep()
     place.keep()
-    assert again.bytes == 0 and RunFolder(place.kept / "one").checkpoint("unit") is None
+    assert again.bytes == 0 and RunFolder(place.kept / "one").checkpoint("job") is None
     again.close()
 
 

@@ -20,7 +20,7 @@ from cpbkit.hardware import provenance
 from cpbkit.hardware.chips import find_chip
 from cpbkit.hardware.environment import count_cores
 from cpbkit.runs.plan import TRIAL_SECONDS, make_plan
-from cpbkit.runs.worker import Result, Unit, work
+from cpbkit.runs.worker import Job, Result, work
 
 SERIES = 4  # that skill is measured on
 TRAINING, QUICK_TRAINING = 20.0, 4.0  # seconds of training a preset gets
@@ -75,8 +75,8 @@ def measure(name: str, models: int, trial_seconds: float, training_seconds: floa
     lines, begun = [], time.perf_counter()
     if epochs:  # less than one would say nothing of the preset
         trained = vary(experiment, epochs=epochs, steps=plan.steps)
-        unit = Unit(name, trained, series[:SERIES], plan.devices[0])
-        lines = [message.line for message in work(unit) if isinstance(message, Result)]
+        job = Job(name, trained, series[:SERIES], plan.devices[0])
+        lines = [message.line for message in work(job) if isinstance(message, Result)]
     return {
         "preset": name,
         "model": experiment.model.name,

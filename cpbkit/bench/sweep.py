@@ -163,7 +163,7 @@ def measure_case(
     batch, flops = experiment.training.batch, count_flops(experiment)
     roofline = ceilings[experiment.training.precision] / flops  # model-steps a second
     rows = {side: _summary(runner, times[side], batch, roofline) for side, runner in sides.items()}
-    rows[ENGINE] |= {"stacks": len(plan.units), "processes": len(plan.devices), "plan": plan.reason}
+    rows[ENGINE] |= {"stacks": len(plan.jobs), "processes": len(plan.devices), "plan": plan.reason}
     return {
         "case": name,
         "model": experiment.model.name,
@@ -201,15 +201,15 @@ def best_threads(loop: Here) -> int:
 
 
 def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, workers: Workers) -> Here | Workers:
-    """Start the units that the plan would run first, all at once."""
+    """Start the stacks that the plan would run first, all at once."""
     known = {one.name: one for one in series}
-    units = [tuple(known[name] for name in unit) for unit in plan.units]
-    steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, units))))
+    stacks = [tuple(known[name] for name in names) for names in plan.jobs]
+    steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, stacks))))
     if len(plan.devices) == 1:
         return Here(
-            partial(engine, Job(experiment, units[0], plan.devices[0], 1, steps)), len(units[0]), device(), 1, WARM_UP
+            partial(engine, Job(experiment, stacks[0], plan.devices[0], 1, steps)), len(stacks[0]), device(), 1, WARM_UP
         )
-    jobs = [Job(experiment, unit, place, 1, steps) for unit, place in zip(units, plan.devices, strict=False)]
+    jobs = [Job(experiment, stack, place, 1, steps) for stack, place in zip(stacks, plan.devices, strict=False)]
     workers.start(jobs, WARM_UP)
     return workers
 

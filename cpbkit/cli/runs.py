@@ -196,7 +196,7 @@ def _preview(experiment: Experiment, as_json: bool, **place) -> None:
         dataclasses.asdict(plan),
         as_json,
         lambda: (
-            f"{sum(map(len, plan.units))} models: {plan.reason}.\n"
+            f"{sum(map(len, plan.jobs))} models: {plan.reason}.\n"
             f"At most {plan.epochs} epochs of {plan.steps} steps a model, or {plan.patience} without a better one; "
             f"about {plan.seconds / 60:.1f} min in all (predicted from timed steps; early stops make it less)."
         ),

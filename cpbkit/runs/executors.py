@@ -1,4 +1,4 @@
-"""Where units of work run: in this process, in a process per core or device, or on a Ray cluster."""
+"""Where jobs run: in this process, in a process per core or device, or on a Ray cluster."""
 
 import contextlib
 import logging
@@ -18,10 +18,10 @@ from typing import Any
 from cpbkit.errors import TERMINATED, CpbkitError, Terminated
 from cpbkit.runs import stopping
 
-Work = Callable  # unit, a dataclass with a name, a device and a checkpoint -> iterator of messages
-# A lost unit, why, whether it needs less memory -> what to say, and the units to run instead.
+Work = Callable  # job, a dataclass with a name, a device and a checkpoint -> iterator of messages
+# A lost job, why, whether it needs less memory -> what to say, and the jobs to run instead.
 Retry = Callable[[Any, str, bool], tuple[list, list]]
-RETRIES = 3  # of a unit whose node is lost
+RETRIES = 3  # of a job whose node is lost
 TICK = 0.5  # s between two looks whether the sweep is asked to end
 
 
@@ -34,47 +34,47 @@ class Ray:
 
 
 class WorkerLost(CpbkitError):
-    """A worker ended without finishing its unit."""
+    """A worker ended without finishing its job."""
 
     was_killed = False  # by a signal, such as the kernel's when memory is short
     was_asked = False  # to end, by a SIGTERM of its own
 
 
-def local(units: Sequence, work: Work) -> Iterator:
-    """Run the units here, one after another; the process has its threads and random state back afterwards."""
+def local(jobs: Sequence, work: Work) -> Iterator:
+    """Run the jobs here, one after another; the process has its threads and random state back afterwards."""
     import torch
 
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(devices=[]):
-            for unit in units:
-                if _is_wanted(unit):
-                    yield from work(unit)
+            for job in jobs:
+                if _is_wanted(job):
+                    yield from work(job)
     finally:
         torch.set_num_threads(threads)
 
 
-def _is_wanted(unit) -> bool:
-    """Say whether a unit that waits is to begin: not where all its models are to end with their running epoch."""
-    return not {series.name for series in unit.series} <= stopping.leaving() if stopping.leaving() else True
+def _is_wanted(job) -> bool:
+    """Say whether a job that waits is to begin: not where all its models are to end with their running epoch."""
+    return not {series.name for series in job.series} <= stopping.leaving() if stopping.leaving() else True
 
 
-def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry | None = None) -> Iterator:
-    """Run the units in spawned processes, one for each of `devices`; the messages of one unit keep their order.
+def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry | None = None) -> Iterator:
+    """Run the jobs in spawned processes, one for each of `devices`; the messages of one job keep their order.
 
-    A process lives for all its units, since starting one costs seconds. retry: for a unit whose process is killed.
-    Errors: WorkerLost with the unit's own traceback, or its exit code when it was killed and there is no retry.
+    A process lives for all its jobs, since starting one costs seconds. retry: for a job whose process is killed.
+    Errors: WorkerLost with the job's own traceback, or its exit code when it was killed and there is no retry.
     """
-    waiting = deque(units)
+    waiting = deque(jobs)
     workers: dict[Connection, tuple[BaseProcess, str]] = {}
-    running: dict[Connection, Any] = {}  # units
+    running: dict[Connection, Any] = {}  # jobs
     told = False  # the workers that they are to end
     left: frozenset[str] = frozenset()  # models of which the workers know that they are to end
 
     def give() -> None:
-        """Give the units that wait to the workers that are free, and to a new one where a device has none."""
-        for unit in [unit for unit in waiting if not _is_wanted(unit)]:
-            waiting.remove(unit)
+        """Give the jobs that wait to the workers that are free, and to a new one where a device has none."""
+        for job in [job for job in waiting if not _is_wanted(job)]:
+            waiting.remove(job)
         free = [pipe for pipe in workers if pipe not in running]
         vacant = Counter(devices) - Counter(device for _, device in workers.values())
         with _nothing_to_run():
@@ -108,21 +108,21 @@ def processes(units: Sequence, work: Work, devices: Sequence[str], retry: Retry 
                 if message is not None:
                     yield message
                     continue
-                unit = running.pop(pipe)
+                job = running.pop(pipe)
                 if isinstance(error, WorkerLost):
                     workers.pop(pipe)[0].join()
                     if told:
                         continue
                     if retry is None or not (error.was_killed or error.was_asked):
-                        why = f"the process of unit {unit.name} {error}. The same command goes on where it stopped"
+                        why = f"the process of job {job.name} {error}. The same command goes on where it stopped"
                         raise WorkerLost(why) from None
-                    messages, again = retry(unit, str(error), error.was_killed)
+                    messages, again = retry(job, str(error), error.was_killed)
                     yield from messages
                     waiting.extendleft(reversed(again))
                 elif isinstance(error, CpbkitError):
                     raise error
                 elif error:
-                    raise WorkerLost(f"the unit {unit.name} failed:\n{error}")
+                    raise WorkerLost(f"the job {job.name} failed:\n{error}")
                 if not told:
                     give()
         if told:
@@ -167,11 +167,11 @@ def _serve(work: Work, pipe: Connection) -> None:
     try:
         with stopping.listening():
             while True:
-                if isinstance(unit := pipe.recv(), frozenset):
-                    stopping.wish(leaving=unit)
+                if isinstance(job := pipe.recv(), frozenset):
+                    stopping.wish(leaving=job)
                     continue
                 with stopping.patiently():
-                    for message in work(unit):
+                    for message in work(job):
                         pipe.send((message, ""))
                         while pipe.poll():
                             stopping.wish(leaving=pipe.recv())
@@ -218,28 +218,28 @@ def call_on_ray(function: Callable, *args, gpus: float = 0.0):
     return ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(function).remote(*args))
 
 
-def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None = None) -> Iterator:
-    """Run the units on the Ray cluster that `connect` joined, one CPU each and `gpus` of a GPU, which may be a part.
+def on_ray(jobs: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None = None) -> Iterator:
+    """Run the jobs on the Ray cluster that `connect` joined, one CPU each and `gpus` of a GPU, which may be a part.
 
-    Messages stream back as they come. A unit whose node is lost starts again elsewhere from its last checkpoint.
-    retry: for a unit whose process is killed on a node that lives, or that is lost more than RETRIES times.
-    Errors: WorkerLost where there is no retry; an error inside a unit with its own traceback.
+    Messages stream back as they come. A job whose node is lost starts again elsewhere from its last checkpoint.
+    retry: for a job whose process is killed on a node that lives, or that is lost more than RETRIES times.
+    Errors: WorkerLost where there is no retry; an error inside a job with its own traceback.
     """
     import ray
 
     @ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, num_returns="streaming")
-    def serve(unit):
+    def serve(job):
         yield ray.get_runtime_context().get_node_id()
-        yield from work(unit)
+        yield from work(job)
 
-    def start(unit):
-        running[serve.remote(unit)] = unit
+    def start(job):
+        running[serve.remote(job)] = job
 
     running: dict = {}
     places: dict = {}  # nodes, by the stream of what runs there
-    lost: dict[str, int] = {}  # how often, by unit
-    for unit in units:
-        start(unit)
+    lost: dict[str, int] = {}  # how often, by job
+    for job in jobs:
+        start(job)
     try:
         while running:
             stream: Any  # a generator of references, which ray's types do not know
@@ -249,7 +249,7 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None =
             if not ready:
                 continue
             (stream,) = ready
-            unit = running[stream]
+            job = running[stream]
             try:
                 message: Any = ray.get(next(stream))
             except StopIteration:
@@ -258,30 +258,30 @@ def on_ray(units: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None =
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, CpbkitError):
                     raise error.cause from None
-                raise WorkerLost(f"the unit {unit.name} failed:\n{error}") from error
+                raise WorkerLost(f"the job {job.name} failed:\n{error}") from error
             except ray.exceptions.RayError as error:
                 del running[stream]
-                lost[unit.name] = lost.get(unit.name, 0) + 1
+                lost[job.name] = lost.get(job.name, 0) + 1
                 alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
                 short = isinstance(error, ray.exceptions.OutOfMemoryError | ray.exceptions.WorkerCrashedError)
                 killed = short and places.get(stream) in alive  # else it has gone with its node, and is not at fault
-                if retry and (killed or lost[unit.name] > RETRIES):
-                    messages, again = retry(unit, f"lost its worker: {str(error).splitlines()[0]}", short)
+                if retry and (killed or lost[job.name] > RETRIES):
+                    messages, again = retry(job, f"lost its worker: {str(error).splitlines()[0]}", short)
                     yield from messages
                     for one in again:
                         start(one)
-                elif lost[unit.name] > RETRIES:
-                    raise WorkerLost(f"the unit {unit.name} was lost {lost[unit.name]} times: {error}") from error
+                elif lost[job.name] > RETRIES:
+                    raise WorkerLost(f"the job {job.name} was lost {lost[job.name]} times: {error}") from error
                 else:
-                    start(unit)
+                    start(job)
                 continue
             if stream not in places:
                 places[stream] = message
                 continue
-            # A unit that was halved speaks for its halves too; it would go on as a whole.
+            # A job that was halved speaks for its halves too; it would go on as a whole.
             content = getattr(message, "content", None)
-            if content is not None and message.unit == unit.name:
-                running[stream] = replace(unit, checkpoint=content)
+            if content is not None and message.job == job.name:
+                running[stream] = replace(job, checkpoint=content)
             yield message
     finally:
         for stream in running:

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 # What is read of each document, as `foreign.check` takes it; a run of an earlier version may lack what ends in "?".
 PLAN_FORM = {
-    **{"units": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
+    **{"jobs": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
     **{"seconds?": float, "reason?": str, "stacked?": bool},
 }
 STATUS_FORM = {
@@ -137,9 +137,9 @@ class RunFolder:
     def _check_plan(self, plan: dict) -> None:
         if min(plan["steps"], plan["epochs"], plan["patience"], len(plan["devices"])) < 1:
             raise Damaged("its steps, epochs, patience and devices must be at least 1")
-        names, known = [name for unit in plan["units"] for name in unit], set(self.experiment.series)
-        if len(set(names)) < len(names) or not all(plan["units"]) or not known.issuperset(names):
-            raise Damaged("its units must hold series of this run, each once")
+        names, known = [name for job in plan["jobs"] for name in job], set(self.experiment.series)
+        if len(set(names)) < len(names) or not all(plan["jobs"]) or not known.issuperset(names):
+            raise Damaged("its jobs must hold series of this run, each once")
 
     def _give_up(self, name: str, error: Damaged) -> None:
         self._say(f"{self.folder / name} counts as lost: {error}. All results are kept")
@@ -342,13 +342,13 @@ class RunFolder:
             ledger.flush()
             os.fsync(ledger.fileno())
 
-    def checkpoint(self, unit: str) -> bytes | None:
-        """Read where a unit of work stands, or None where nothing says so."""
-        return self._content(f"progress/{unit}.safetensors", CHECKPOINT_SIZE)
+    def checkpoint(self, job: str) -> bytes | None:
+        """Read where a job stands, or None where nothing says so."""
+        return self._content(f"progress/{job}.safetensors", CHECKPOINT_SIZE)
 
-    def keep_checkpoint(self, unit: str, content: bytes | None) -> None:
-        """Keep where a unit of work stands; None drops it."""
-        path = self.folder / "progress" / f"{unit}.safetensors"
+    def keep_checkpoint(self, job: str, content: bytes | None) -> None:
+        """Keep where a job stands; None drops it."""
+        path = self.folder / "progress" / f"{job}.safetensors"
         if content is None:
             path.unlink(missing_ok=True)
         else:

@@ -32,21 +32,21 @@ COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 @dataclass(frozen=True)
 class Plan:
-    """How the series are shared out. A resumed sweep keeps it, but for where the units run."""
+    """How the series are shared out. A resumed sweep keeps it, but for where the jobs run."""
 
-    units: list[list[str]]  # names of the series of each stack
+    jobs: list[list[str]]  # names of the series of each stack
     steps: int  # optimiser steps an epoch, the same for every model of the run
     epochs: int  # at most, of each model
     patience: int  # epochs; shorter than the experiment's where a budget of time is
     devices: list[str]  # of the processes at once; a single one is this process
-    seconds: float = 0.0  # predicted for all epochs of all units; 0 when nothing was timed
+    seconds: float = 0.0  # predicted for all epochs of all jobs; 0 when nothing was timed
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether an own network is computed as a stack
     bytes: int = 0  # that the stacks at work hold at once, by their trial; 0 when nothing was timed
 
-    def named_units(self) -> dict[str, list[str]]:
-        """Return the units by name."""
-        return {unit_name(names): names for names in self.units}
+    def named_jobs(self) -> dict[str, list[str]]:
+        """Return the jobs by name."""
+        return {job_name(names): names for names in self.jobs}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Trial:
     bytes: int  # held at most: bars, weights, optimiser, what the backward pass needs; on a GPU a validation beside it
 
 
-def unit_name(names: Sequence[str]) -> str:
+def job_name(names: Sequence[str]) -> str:
     """Name a stack after its first series and its size: BTCUSDT_15m+19."""
     return f"{names[0]}+{len(names) - 1}"
 
@@ -103,12 +103,12 @@ def make_plan(
     memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
-    units = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
+    jobs = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
     validation = whole(len(w.validation) for w in windows.values()) / training.batch
     # The step of a foundation model is a forward pass, and there are three: two of validation, one of as long a test.
     share_of_step = 3 if experiment.pretrained else FORWARD_SHARE
     epoch = (steps + share_of_step * validation) * best.seconds  # of a whole stack
-    rounds = max(sum(len(unit) for unit in units[i::places]) for i in range(places)) / best.models
+    rounds = max(sum(len(job) for job in jobs[i::places]) for i in range(places)) / best.models
     reason = _reason(trials, best, devices, why)
     if training.pooled:
         reason = f"one model for all {len(series)} series; a step took {1000 * best.seconds:.1f} ms"
@@ -125,7 +125,7 @@ def make_plan(
             patience = min(patience, max(LEAST_PATIENCE, math.ceil(part * patience)))
         reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take: at most {epochs}, patience {patience}"
         seconds *= part
-    return Plan(units, steps, epochs, patience, devices, seconds, reason, model.stacked, places * best.bytes)
+    return Plan(jobs, steps, epochs, patience, devices, seconds, reason, model.stacked, places * best.bytes)
 
 
 def find_places(workers: int | None, series: int) -> list[str]:

@@ -24,17 +24,17 @@ class Pace:
     deadline: float | None = None  # of a budget, seconds since 1970
     first: dict[str, float] = field(default_factory=dict)  # series -> share of its epochs when first heard of
     last: dict[str, float] = field(default_factory=dict)  # and now
-    units: set[str] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
     seconds: float = 0.0  # of all workers
     samples: int = 0
     begun: float | None = None
 
     def hear(self, message: Progress) -> None:
         """Take up the word of a worker; its first one only says where it starts."""
-        if message.unit in self.units:
+        if message.job in self.jobs:
             self.seconds += sum(message.seconds.values())
             self.samples += message.samples
-        self.units.add(message.unit)
+        self.jobs.add(message.job)
         self.begun = self.begun or time.monotonic()
         for name, one in message.running.items():
             self.first.setdefault(name, one.share)
@@ -89,7 +89,7 @@ class State:
         self.saved.pop(line.series, None)
 
     def hear(self, message: Progress) -> None:
-        """Take up the word of a worker; a unit that began anew may train a series once more that is through."""
+        """Take up the word of a worker; a job that began anew may train a series once more that is through."""
         self.running |= {name: one for name, one in message.running.items() if name not in self.ended}
         self.pace.hear(message)
 

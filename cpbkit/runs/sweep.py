@@ -1,4 +1,4 @@
-"""The forty: plan the units of work, run what is left of them, keep each result as it comes."""
+"""The forty: plan the jobs, run what is left of them, keep each result as it comes."""
 
 import contextlib
 import dataclasses
@@ -30,9 +30,9 @@ from cpbkit.models import zoo
 from cpbkit.runs import executors, stopping
 from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import PLAN, RunFolder
-from cpbkit.runs.plan import Plan, find_places, make_plan, unit_name
+from cpbkit.runs.plan import Plan, find_places, job_name, make_plan
 from cpbkit.runs.progress import Pace, State
-from cpbkit.runs.worker import Checkpoint, Message, Note, Progress, Result, Shrunk, Unit, data_sha256, shrink, work
+from cpbkit.runs.worker import Checkpoint, Job, Message, Note, Progress, Result, Shrunk, data_sha256, shrink, work
 from cpbkit.texts import redact
 from cpbkit.training import checkpoint
 from cpbkit.windows.series import Series, Table, to_series
@@ -63,7 +63,7 @@ def sweep(
     executor: processes (one per core or GPU; a single one is this process), local (this process), or a
     Ray cluster; "ray" is one of this machine. workers: processes at once; None takes what is there. minutes: a budget
     from now. command: kept for the report. parent: the run of which this is a refit, see `plan_refit`.
-    What is in the folder already is kept, and an interrupted unit goes on from its checkpoint.
+    What is in the folder already is kept, and an interrupted job goes on from its checkpoint.
     Errors: RunError for a folder in use or of other settings, DataError, OSError.
     """
     if isinstance(executor, str):
@@ -100,7 +100,7 @@ def sweep(
                 _leave_word(run, state)
         else:
             tell("complete")
-        for path in run.folder.glob("progress/*.safetensors"):  # of units that are through, by whatever name
+        for path in run.folder.glob("progress/*.safetensors"):  # of jobs that are through, by whatever name
             path.unlink()
     return run.results()
 
@@ -207,14 +207,14 @@ def preview(
 
 @dataclass(frozen=True)
 class Place:
-    """Where the units run."""
+    """Where the jobs run."""
 
     executor: str  # processes | local | ray
     workers: int | None  # as `make_plan` takes it
     gpus: float = 0.0  # of the cluster, a stack
 
     def plan(self, experiment: Experiment, series: dict[str, Series], minutes: float | None) -> Plan:
-        """Make the plan where the units will run."""
+        """Make the plan where the jobs will run."""
         if self.executor == "ray":
             return executors.call_on_ray(make_plan, experiment, series, self.workers, minutes, gpus=self.gpus)
         return make_plan(experiment, series, self.workers, minutes)
@@ -227,13 +227,13 @@ class Place:
             devices = find_places(self.workers, series)
         return replace(plan, devices=devices)
 
-    def run(self, units: list[Unit], plan: Plan, retry: executors.Retry | None = None) -> Iterator[Message]:
-        """Run the units and stream their messages; `retry` is asked about those whose worker is lost."""
+    def run(self, jobs: list[Job], plan: Plan, retry: executors.Retry | None = None) -> Iterator[Message]:
+        """Run the jobs and stream their messages; `retry` is asked about those whose worker is lost."""
         if self.executor == "ray":
-            return executors.on_ray(units, work, self.gpus, retry)
+            return executors.on_ray(jobs, work, self.gpus, retry)
         if len(plan.devices) > 1:
-            return executors.processes(units, work, plan.devices, retry)
-        return executors.local(units, work)
+            return executors.processes(jobs, work, plan.devices, retry)
+        return executors.local(jobs, work)
 
 
 def _place(executor: str | executors.Ray, workers: int | None) -> Place:
@@ -289,23 +289,23 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
         plan = place.settle(plan, len(series))
         _write_plan(run, plan)
         _tell_begin(state, plan, series)
-    units = _units(run, state, plan, series, deadline, parents)
+    jobs = _jobs(run, state, plan, series, deadline, parents)
     with clock("training"):
-        tell(f"training, {plan.reason}")  # said until a unit has something to note
-        state.pace = Pace(max(1, min(len(units), len(plan.devices))), plan.epochs, plan.patience, deadline)
+        tell(f"training, {plan.reason}")  # said until a job has something to note
+        state.pace = Pace(max(1, min(len(jobs), len(plan.devices))), plan.epochs, plan.patience, deadline)
         retry = _retry(run, state)
-        with stopping.patiently(), contextlib.closing(place.run(units, plan, retry)) as messages:
+        with stopping.patiently(), contextlib.closing(place.run(jobs, plan, retry)) as messages:
             for message in messages:
                 match message:
                     case Result():
                         if message.line.series not in state.ended:
                             _keep(run, state, message.line, bars, message.model, message.losses)
                     case Checkpoint():
-                        run.keep_checkpoint(message.unit, message.content)
+                        run.keep_checkpoint(message.job, message.content)
                     case Shrunk():
-                        run.keep_checkpoint(message.unit, None)
-                        kept = [names for name, names in plan.named_units().items() if name != message.unit]
-                        plan = replace(plan, units=[*kept, *message.units])
+                        run.keep_checkpoint(message.job, None)
+                        kept = [names for name, names in plan.named_jobs().items() if name != message.job]
+                        plan = replace(plan, jobs=[*kept, *message.jobs])
                         _write_plan(run, plan)
                         note(message.reason)
                     case Note():
@@ -331,26 +331,26 @@ def _tell_begin(state: State, plan: Plan, series: dict[str, Series]) -> None:
 
 
 def _retry(run: RunFolder, state: State) -> executors.Retry:
-    """Return what decides about a unit whose worker was lost: half of it, and a single series once more as it was."""
+    """Return what decides about a job whose worker was lost: half of it, and a single series once more as it was."""
     again: set[str] = set()
 
-    def retry(unit: Unit, why: str, halve: bool) -> tuple[list[Message], list[Unit]]:
-        if unit.name not in again and not (halve and len(unit.series) > 1):
-            again.add(unit.name)
-            whole = replace(unit, checkpoint=run.checkpoint(unit.name), tried=(*unit.tried, f"{unit.name} {why}"))
-            return [Note(unit.name, f"{unit.name} {why}; it is tried again")], [whole]
-        return shrink(unit, state.ended, why)
+    def retry(job: Job, why: str, halve: bool) -> tuple[list[Message], list[Job]]:
+        if job.name not in again and not (halve and len(job.series) > 1):
+            again.add(job.name)
+            whole = replace(job, checkpoint=run.checkpoint(job.name), tried=(*job.tried, f"{job.name} {why}"))
+            return [Note(job.name, f"{job.name} {why}; it is tried again")], [whole]
+        return shrink(job, state.ended, why)
 
     return retry
 
 
 def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:
-    """Return the plan this run started with, with units for the series that were not available then."""
+    """Return the plan this run started with, with jobs for the series that were not available then."""
     if plan is None:
         return make(series)
-    planned = {name for names in plan.units for name in names}
+    planned = {name for names in plan.jobs for name in names}
     fresh = {name: one for name, one in series.items() if name not in planned}
-    return replace(plan, units=[*plan.units, *make(fresh).units]) if fresh else plan
+    return replace(plan, jobs=[*plan.jobs, *make(fresh).jobs]) if fresh else plan
 
 
 def prepare(
@@ -370,17 +370,17 @@ def prepare(
     return series, failed
 
 
-def _units(
+def _jobs(
     run: RunFolder, state: State, plan: Plan, series: dict[str, Series], deadline: float | None, parents
-) -> list[Unit]:
-    """Return the units that hold a missing series, each with the checkpoint it goes on from."""
-    here = [[name for name in names if name in series] for names in plan.units]
+) -> list[Job]:
+    """Return the jobs that hold a missing series, each with the checkpoint it goes on from."""
+    here = [[name for name in names if name in series] for names in plan.jobs]
     missing = set(state.missing)
-    named = {unit_name(names): names for names in here if missing & set(names)}
-    experiment, units = run.settled, []
+    named = {job_name(names): names for names in here if missing & set(names)}
+    experiment, jobs = run.settled, []
     for i, (name, names) in enumerate(named.items()):
-        units.append(
-            Unit(
+        jobs.append(
+            Job(
                 name,
                 experiment,
                 tuple(series[n] for n in names),
@@ -392,7 +392,7 @@ def _units(
                 turns=math.ceil((len(named) - i) / len(plan.devices)),
             )
         )
-    return units
+    return jobs
 
 
 def _teller(run: RunFolder, state: State, on_progress: Callable[[State], None]) -> Callable[[str], None]:
@@ -451,13 +451,13 @@ def _read_plan(run: RunFolder) -> Plan | None:
 
 
 def _saved_shares(run: RunFolder) -> dict[str, float]:
-    """Return how far the checkpoints of an earlier start have brought each series of their units."""
+    """Return how far the checkpoints of an earlier start have brought each series of their jobs."""
     plan = _read_plan(run)
     if plan is None:
         return {}
     shares: dict[str, float] = {}
-    for unit, names in plan.named_units().items():
-        if saved := run.checkpoint(unit):
+    for job, names in plan.named_jobs().items():
+        if saved := run.checkpoint(job):
             shares |= dict.fromkeys(names, checkpoint.read_share(saved, plan.steps, plan.epochs))
     return shares
 

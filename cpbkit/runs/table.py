@@ -18,7 +18,7 @@ from cpbkit.errors import CpbkitError, RunError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
 from cpbkit.runs.folder import RunFolder
-from cpbkit.runs.worker import Result, Unit, data_sha256, work
+from cpbkit.runs.worker import Job, Result, data_sha256, work
 from cpbkit.training.alone import train_alone
 from cpbkit.training.loop import assemble
 from cpbkit.training.precision import precision
@@ -226,6 +226,6 @@ def train_and_judge(experiment: Experiment, series: Series) -> tuple[ResultLine,
     """Train and judge one model as a sweep does: its line of the ledger, and its rows of the health table."""
     windows = len(split(series, experiment.task).train)
     stated = vary(experiment, steps=experiment.training.count_steps(windows))
-    unit = Unit(series.name, stated, (series,), "cuda" if torch.cuda.is_available() else "cpu")
-    (line,) = (message.line for message in work(unit) if isinstance(message, Result))
+    job = Job(series.name, stated, (series,), "cuda" if torch.cuda.is_available() else "cpu")
+    (line,) = (message.line for message in work(job) if isinstance(message, Result))
     return line, check_results([line])

@@ -1,4 +1,4 @@
-"""One unit of work: a stack of series trained and judged, told to whoever runs it as a stream of messages."""
+"""One job: a stack of series trained and judged, told to whoever runs it as a stream of messages."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from cpbkit.models import zoo
 from cpbkit.runs import stopping
 from cpbkit.runs.clock import Clock, Moment, device_moment
 from cpbkit.runs.folder import BY_HAND, OUT_OF_TIME
-from cpbkit.runs.plan import unit_name
+from cpbkit.runs.plan import job_name
 from cpbkit.runs.trained import TrainedModel
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import (
@@ -48,13 +48,13 @@ from cpbkit.windows.windows import Windows
 
 PROGRESS_SECONDS = 0.5  # between two progress messages
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints at the least
-TRAINED_SHARE = 0.95  # of a unit's time after which its models leave, to be judged in the rest
+TRAINED_SHARE = 0.95  # of a job's time after which its models leave, to be judged in the rest
 SETTINGS = "settings"  # beside the series in what a checkpoint is known by; no series is named so
 CHECKPOINT_SHARE = 0.01  # of the time that checkpoints may take
 
 
 @dataclass(frozen=True)
-class Unit:
+class Job:
     """What one worker needs; it can be sent to another process or machine."""
 
     name: str
@@ -64,16 +64,16 @@ class Unit:
     threads: int = 1
     checkpoint: bytes | None = None  # go on from here
     deadline: float | None = None  # when it must be through, with its share of the time till then, seconds since 1970
-    turns: int = 1  # it and the units after it that share that time
+    turns: int = 1  # it and the jobs after it that share that time
     parents: Mapping[str, bytes] = field(default_factory=dict)  # of a refit: the models before it, by series
-    tried: tuple[str, ...] = ()  # which larger units were tried before it, and how they ended
+    tried: tuple[str, ...] = ()  # which larger jobs were tried before it, and how they ended
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a unit is doing."""
+    """What a job is doing."""
 
-    unit: str
+    job: str
     stage: str
     running: dict[str, Running] = field(default_factory=dict)  # by series
     samples: int = 0  # windows trained on since the last message
@@ -84,7 +84,7 @@ class Progress:
 class Result:
     """A series that is through: its line of the ledger and its model, if it has one."""
 
-    unit: str
+    job: str
     line: ResultLine
     model: bytes | None
     losses: bytes | None = None  # of each test window, which verdicts over all series are taken from
@@ -92,40 +92,40 @@ class Result:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a unit would go on from."""
+    """Where a job would go on from."""
 
-    unit: str
+    job: str
     content: bytes
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A unit that did not fit into memory and goes on as smaller ones, from their beginning."""
+    """A job that did not fit into memory and goes on as smaller ones, from their beginning."""
 
-    unit: str
-    units: list[list[str]]  # names of their series
+    job: str
+    jobs: list[list[str]]  # names of their series
     reason: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a person should know of a unit."""
+    """What a person should know of a job."""
 
-    unit: str
+    job: str
     text: str
 
 
 Message = Progress | Result | Checkpoint | Shrunk | Note
 
 
-def work(unit: Unit) -> Iterator[Message]:
-    """Train and judge the series of a unit, message by message; halve it where the memory does not suffice.
+def work(job: Job) -> Iterator[Message]:
+    """Train and judge the series of a job, message by message; halve it where the memory does not suffice.
 
-    A resumed unit may give a result once more. Errors: Terminated after a checkpoint, when the process is asked to end.
+    A resumed job may give a result once more. Errors: Terminated after a checkpoint, when the process is asked to end.
     """
     through: set[str] = set()
     try:
-        for message in _work(unit):
+        for message in _work(job):
             if isinstance(message, Result):
                 through.add(message.line.series)
             yield message
@@ -135,56 +135,56 @@ def work(unit: Unit) -> Iterator[Message]:
             raise
         reason = str(error).splitlines()[0]
     memory.give_back()
-    messages, halves = shrink(unit, through, f"did not fit into the memory of {unit.device}: {reason}")
+    messages, halves = shrink(job, through, f"did not fit into the memory of {job.device}: {reason}")
     yield from messages
     for half in halves:
         yield from work(half)
 
 
-def shrink(unit: Unit, through: Collection[str], why: str) -> tuple[list[Message], list[Unit]]:
-    """Return what is to be said of a unit that did not end well, and the smaller units that go on for it.
+def shrink(job: Job, through: Collection[str], why: str) -> tuple[list[Message], list[Job]]:
+    """Return what is to be said of a job that did not end well, and the smaller jobs that go on for it.
 
     through: series that need no other try. A single series, which cannot be halved, has failed.
     """
-    left = {series.name: series for series in unit.series if series.name not in through}
-    tried = (*unit.tried, f"{unit.name} {why}")
-    if len(unit.series) == 1 or unit.experiment.training.pooled:  # half of the series would be another model
+    left = {series.name: series for series in job.series if series.name not in through}
+    tried = (*job.tried, f"{job.name} {why}")
+    if len(job.series) == 1 or job.experiment.training.pooled:  # half of the series would be another model
         lines = [ResultLine(name, "failed", f"alone it {why}", tried=list(tried)) for name in left]
-        return [Result(unit.name, line, None) for line in lines], []
+        return [Result(job.name, line, None) for line in lines], []
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
     text = f"{tried[-1]}; it goes on as {len(halves)} smaller stacks"
-    units = []
+    jobs = []
     for i, names in enumerate(halves):
-        series, turns = tuple(left[name] for name in names), len(halves) * unit.turns - i
-        half = dataclasses.replace(unit, name=unit_name(names), series=series, checkpoint=None, turns=turns)
-        units.append(dataclasses.replace(half, tried=tried))
-    return [Shrunk(unit.name, halves, text)], units
+        series, turns = tuple(left[name] for name in names), len(halves) * job.turns - i
+        half = dataclasses.replace(job, name=job_name(names), series=series, checkpoint=None, turns=turns)
+        jobs.append(dataclasses.replace(half, tried=tried))
+    return [Shrunk(job.name, halves, text)], jobs
 
 
-def _work(unit: Unit) -> Iterator[Message]:
-    torch.set_num_threads(unit.threads)
-    experiment, training = unit.experiment, unit.experiment.training
-    clock = Clock(functools.partial(device_moment, unit.device) if unit.device.startswith("cuda") else Moment)
+def _work(job: Job) -> Iterator[Message]:
+    torch.set_num_threads(job.threads)
+    experiment, training = job.experiment, job.experiment.training
+    clock = Clock(functools.partial(device_moment, job.device) if job.device.startswith("cuda") else Moment)
     begun = saved = time.monotonic()
-    left = (unit.deadline - time.time()) / unit.turns if unit.deadline else math.inf
+    left = (job.deadline - time.time()) / job.turns if job.deadline else math.inf
     enough, told = begun + TRAINED_SHARE * left, -math.inf
     with clock("build"):
-        parents = {name: TrainedModel.read(content, trust_code=True) for name, content in unit.parents.items()}
-        windows, stack = _assemble(unit, parents)
-        data = {series.name: data_sha256(series) for series in unit.series}
+        parents = {name: TrainedModel.read(content, trust_code=True) for name, content in job.parents.items()}
+        windows, stack = _assemble(job, parents)
+        data = {series.name: data_sha256(series) for series in job.series}
         known = data | {SETTINGS: hashlib.sha256(to_json(experiment).encode()).hexdigest()}
         resumed, why = None, "it is of other bars or settings than are there now"
         try:
-            resumed = unit.checkpoint and checkpoint.load_fit(stack, unit.checkpoint, known)
+            resumed = job.checkpoint and checkpoint.load_fit(stack, job.checkpoint, known)
         except RunError as error:
             why = str(error)
-            windows, stack = _assemble(unit, parents)
+            windows, stack = _assemble(job, parents)
         state = resumed or Fit(stack)
         everyone = list(range(len(windows.names)))
         persistence = _by_name(windows.names, persistence_losses(windows, everyone))
         mean = _by_name(windows.names, mean_losses(windows, everyone))
-    if unit.checkpoint and not resumed:
-        yield Note(unit.name, f"{unit.name} begins anew, not from its checkpoint: {why}")
+    if job.checkpoint and not resumed:
+        yield Note(job.name, f"{job.name} begins anew, not from its checkpoint: {why}")
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:
@@ -197,7 +197,7 @@ def _work(unit: Unit) -> Iterator[Message]:
         ended = [] if state.step else state.finished
         for name, group in itertools.groupby(ended, lambda finished: finished.name.partition("~")[0]):
             folds = list(group)
-            for series in unit.series:
+            for series in job.series:
                 if series.name == name or training.pooled:
                     with clock("judging"):
                         wrong = next((finished for finished in folds if finished.status != "done"), folds[-1])
@@ -211,11 +211,11 @@ def _work(unit: Unit) -> Iterator[Message]:
                             mean=mean[folds[-1].name],
                             data_sha256=data[series.name],
                         )
-                        yield _result(unit, windows, series, folds, line, parents.get(series.name))
+                        yield _result(job, windows, series, folds, line, parents.get(series.name))
         now = time.monotonic()
         if len(stack) and (now - saved > pause or stopping.is_asked()):
             with clock("checkpoints"):
-                yield Checkpoint(unit.name, checkpoint.save_fit(state, known))
+                yield Checkpoint(job.name, checkpoint.save_fit(state, known))
             saved = time.monotonic()
             pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
         if stopping.is_asked():
@@ -225,17 +225,17 @@ def _work(unit: Unit) -> Iterator[Message]:
         if now > enough:
             state.hurry = OUT_OF_TIME
         if now - told > PROGRESS_SECONDS:
-            yield _progress(unit, state, persistence, samples, clock)
+            yield _progress(job, state, persistence, samples, clock)
             told, samples = now, 0
-    yield _progress(unit, state, persistence, samples, clock)
+    yield _progress(job, state, persistence, samples, clock)
 
 
-def _assemble(unit: Unit, parents: Mapping[str, TrainedModel]) -> tuple[Windows, Stack]:
-    windows, stack = assemble(unit.experiment, unit.series, unit.device)
-    if unit.experiment.training.warm_start and parents:
+def _assemble(job: Job, parents: Mapping[str, TrainedModel]) -> tuple[Windows, Stack]:
+    windows, stack = assemble(job.experiment, job.series, job.device)
+    if job.experiment.training.warm_start and parents:
         weights = {name: parent.weights for name, parent in parents.items()}
         # One model for all series is kept with each of them.
-        stack.begin_from({POOLED: next(iter(weights.values()))} if unit.experiment.training.pooled else weights)
+        stack.begin_from({POOLED: next(iter(weights.values()))} if job.experiment.training.pooled else weights)
     return windows, stack
 
 
@@ -243,21 +243,21 @@ def _by_name(names: Sequence[str], losses: dict[str, list[float]]) -> dict[str, 
     return {name: {part: values[m] for part, values in losses.items()} for m, name in enumerate(names)}
 
 
-def _progress(unit: Unit, state: Fit, persistence: dict[str, dict[str, float]], samples: int, clock: Clock) -> Progress:
-    training = unit.experiment.training
+def _progress(job: Job, state: Fit, persistence: dict[str, dict[str, float]], samples: int, clock: Clock) -> Progress:
+    training = job.experiment.training
     share = (state.epoch + state.step / training.steps) / training.epochs
     running: dict[str, Running] = {}
     for row, curve in state.curves.items():
         piece, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
-        for name in [one.name for one in unit.series] if training.pooled else [piece.partition("~")[0]]:
+        for name in [one.name for one in job.series] if training.pooled else [piece.partition("~")[0]]:
             # Of a search the best so far, of folds the last.
             if name not in running or lowest < min(running[name].curve["validation"], default=math.inf):
                 running[name] = Running(curve, persistence[piece], share)
-    return Progress(unit.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
+    return Progress(job.name, f"training, epoch {state.epoch + 1}", running, samples, clock.take())
 
 
 def _result(
-    unit: Unit,
+    job: Job,
     windows: Windows,
     series: Series,
     folds: list[Finished],
@@ -269,7 +269,7 @@ def _result(
     The last of them, which is trained on the newest bars, is the one that is kept. Of a refit, which has one fold,
     the model before it is judged beside it.
     """
-    experiment, last = unit.experiment, folds[-1]
+    experiment, last = job.experiment, folds[-1]
     places = [windows.names.index(piece) for piece in experiment.training.pieces(series.name)]
     splits, scaler = windows.splits[places[-1]], windows.scalers[places[-1]]
     dates = [windows.splits[m].dates(windows.series[m]) for m in places]
@@ -279,7 +279,7 @@ def _result(
         preset=experiment.preset,
         parameters=sum(tensor.numel() for tensor in last.weights.values()),
         search=list(last.tried),
-        tried=list(unit.tried),
+        tried=list(job.tried),
         epochs=last.epochs,
         best_epoch=last.best_epoch,
         curve={name: [_plain(x) for x in values] for name, values in last.curve.items()},
@@ -292,7 +292,7 @@ def _result(
         folds=dates if len(folds) > 1 else [],
     )
     if line.status != "done":
-        return Result(unit.name, line, None)
+        return Result(job.name, line, None)
     gathered: dict[str, list[dict]] = {}  # by head, a part for each fold
     for m, finished in zip(places, folds, strict=True):
         net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
@@ -300,7 +300,7 @@ def _result(
         known, predicted = median(known, experiment.task), median(told, experiment.task)
         if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
             reason = "a forecast of the validation or test split is not finite"
-            return Result(unit.name, dataclasses.replace(line, status="sick", reason=reason), None)
+            return Result(job.name, dataclasses.replace(line, status="sick", reason=reason), None)
         piece, its = windows.series[m], windows.splits[m]
         train_end, place, is_itself = its.bounds["train"][1], experiment.task.zero_shot, bool(experiment.pretrained)
         for head, part in evidence(piece, its.test, predicted, train_end, place, is_itself).items():
@@ -342,7 +342,7 @@ def _result(
         "dates": line.dates,
         "data_sha256": line.data_sha256,
     }
-    return Result(unit.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
+    return Result(job.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
 
 
 def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> Iterator[np.ndarray]:

@@ -19,7 +19,7 @@ FIT = {"names": [str], "epoch": int, "step": int, "curves": dict, "data": dict, 
 
 
 def save_fit(state: Fit, data: dict[str, str]) -> bytes:
-    """Write where a training stands, at any step; `data` is a fingerprint of each series of its unit."""
+    """Write where a training stands, at any step; `data` is a fingerprint of each series of its job."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.stack.state().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if state.stack.weights.is_cuda:
