@@ -170,7 +170,7 @@ def _stand(table: pd.DataFrame) -> dict:
     return said | told | {"inside %": 100 * done["inside"].dropna().astype(float).mean()}
 
 
-_EMPTY, NO_LINES = SCHEMA.empty_table().to_pandas(), pa.schema(list(FIELDS.items())).empty_table().to_pandas()
+_EMPTY = SCHEMA.empty_table().to_pandas()
 
 
 def _score_path(path: str) -> str:
