@@ -483,9 +483,9 @@ def sweep(
     data: own bars by series name, `{"BTCUSDT_1h": frame}`, instead of fetched ones, or any tables, `{"load": frame}`,
     whose columns of numbers are all forecast unless `targets` names some; they count as settings. `files="bars/"`
     takes bars of files in any usual layout. given: settings by their flat name (symbols, intervals, start, end,
-    epochs, ...; without days the last twelve months, said first), and what says where it runs: executor ("processes",
-    "local" or a `Ray` cluster), workers, minutes. `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by
-    side, and validation chooses for each series.
+    epochs, ...; without days the last twelve months, said first; as name, loss or feature also a class or function of
+    your own), and what says where it runs: executor ("processes", "local" or a `Ray` cluster), workers, minutes.
+    `search={"learning_rate": [1e-3, 3e-4]}` trains all values side by side, and validation chooses for each series.
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
     place: dict[str, Any] = {name: given.pop(name) for name in ("executor", "workers", "minutes") if name in given}

@@ -65,7 +65,7 @@ def feature(function: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataF
     """Mark a function as a feature: it takes a kline table and returns one number for each row.
 
     The number at a row may use rows up to it and none after; `cpbkit audit` runs the function again on bars whose
-    future is garbage to see that. In an experiment it is named by its file, `mine.py:name`.
+    future is garbage to see that. Give it among `features`, itself or as `mine.py:name`.
     """
     setattr(function, "is_feature", True)  # noqa: B010  # no type of a function has it
     return function
