@@ -263,5 +263,7 @@ def test_the_front_door_takes_traces_of_files(tmp_path):
     for name in ("link", "other"):
         make_network_trace(0, 300).to_csv(tmp_path / f"{name}.csv")
     shown = cpb.window("bandwidth", files=tmp_path / "link.csv")
+    left, right = (axes.get_tightbbox() for axes in shown.axes)
+    assert left.x1 < right.x0, "the words of one panel leave the other's alone"
     assert shown.spoken.startswith("link 200ms as a model sees it: 6 columns of 10 rows in, bandwidth of 1 row out")
     assert cpb.window("bandwidth", files=tmp_path, series="other_200ms").spoken.startswith("other 200ms ")

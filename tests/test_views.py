@@ -612,6 +612,10 @@ def every_figure(synthetic: bool):
     yield health_figure([*check_results(results), *told], synthetic=synthetic)
 
 
+def test_a_long_name_keeps_its_beginning():
+    assert style.cut("bandwidth-f1576f", 14) == "bandwidth-f15…" and style.cut("quick-f742d7", 12) == "quick-f742d7"
+
+
 def test_no_text_leaves_its_picture():
     for figure in every_figure(synthetic=True):
         drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()

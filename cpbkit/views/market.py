@@ -65,7 +65,7 @@ def candle_figure(klines: Klines, start: str | None = None, end: str | None = No
     _gaps(price, volume, gaps, step)
     for axes, ticks in ((price, 6), (volume, 2)):
         axes.yaxis.tick_right()
-        axes.yaxis.set_major_locator(MaxNLocator(ticks))
+        axes.yaxis.set_major_locator(MaxNLocator(ticks, prune="lower"))  # which would stand beside the last day
         axes.grid(axis="y")
         axes.spines["left"].set_visible(False)
     price.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))

@@ -185,6 +185,11 @@ def stamped(title: str, synthetic: bool) -> str:
     return f"SYNTHETIC · {title}" if synthetic else title
 
 
+def cut(name: str, most: int) -> str:
+    """Shorten a name, which may be one long word, to so many characters."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def label(series: str) -> str:
     """Shorten a series' name for a person: `BTCUSDT_15m` -> `BTC 15m`."""
     symbol, _, interval = series.rpartition("_")

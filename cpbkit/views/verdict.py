@@ -28,6 +28,7 @@ from cpbkit.views.style import (
     WIDTH,
     Picture,
     beside,
+    cut,
     label,
     look,
     name_ends,
@@ -124,7 +125,7 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
             skills.plot([row["low %"], row["high %"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
             skills.plot(row["skill %"], y, "o", color=colour, ms=6)
         skills.set(ylim=(rows - 0.4, -0.6))
-        skills.set_yticks(order[: len(names)], [textwrap.shorten(name, 22, placeholder="…") for name in names])
+        skills.set_yticks(order[: len(names)], [cut(name, 22) for name in names])
         skills.grid(axis="x")
         skills.spines["left"].set_visible(False)
         skills.set_title(f"{head}: skill against {table['against'].iloc[0]}, %", pad=10)
@@ -136,7 +137,7 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
             matrix.text(*at, said, color=colour, weight=weight, ha="center", va="center", size=SMALL)
         matrix.set(xlim=(-0.5, len(names) - 0.5), ylim=(rows - 0.4, -0.6))
         matrix.set_yticks([])
-        matrix.set_xticks(range(len(names)), [textwrap.shorten(name, 12, placeholder="…") for name in names])
+        matrix.set_xticks(range(len(names)), [cut(name, 14) for name in names])
         matrix.spines[["left", "bottom"]].set_visible(False)
         matrix.set_title("skill of the run of the row against that of the column, %; green: BEATS", pad=10)
     differ = int((pairs["verdict"] == "BEATS").sum()) if len(pairs) else 0

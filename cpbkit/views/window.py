@@ -7,7 +7,21 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.quantities import counted
 from cpbkit.views.loss import DASHES
-from cpbkit.views.style import BLUE, FAINT, INK, MUTED, ORANGE, SMALL, WIDTH, Picture, beside, label, look, name_ends
+from cpbkit.views.style import (
+    BLUE,
+    FAINT,
+    INK,
+    MUTED,
+    ORANGE,
+    SMALL,
+    WIDTH,
+    Picture,
+    beside,
+    cut,
+    label,
+    look,
+    name_ends,
+)
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.splits import split
 
@@ -29,14 +43,14 @@ def window_figure(series: "Series", task: "Task") -> Picture:
 
     height = max(LEAST, ROW * len(task.features))
     figure = Picture(WIDTH, 96 + height + 50)
-    left = figure.add_axes(figure.box(24, 96, 640, height))
+    left = figure.add_axes(figure.box(24, 96, 580, height))
     back = np.arange(1 - task.context, 1)
     for c, name in enumerate(task.features):
         middle = -c - 0.5
         spread = np.abs(x[:, c] - x[:, c].mean()).max() or 1.0
         left.axhline(middle, color=FAINT, lw=0.6)
         left.plot(back, middle + 0.45 * (x[:, c] - x[:, c].mean()) / spread, color=BLUE, lw=1.4)
-        beside(left, middle, f"{name}  {x[:, c].min():.2f} to {x[:, c].max():.2f}".replace("-", "−"), MUTED)
+        beside(left, middle, f"{cut(name, 24)}  {x[:, c].min():.2f} to {x[:, c].max():.2f}".replace("-", "−"), MUTED)
     left.set(xlim=(back[0], 0), ylim=(-len(task.features), 0), yticks=[])
     right = figure.add_axes(figure.box(970, 96, WIDTH - 970 - 120, height))
     ahead = np.arange(task.horizon + 1)
