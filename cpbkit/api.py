@@ -23,7 +23,7 @@ from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
 from cpbkit.data.traces import Trace, find_traces
-from cpbkit.errors import NO_ROOM, DataError, RunError, check_name
+from cpbkit.errors import NO_ROOM, DataError, RunError, check_name, stoppable
 from cpbkit.evaluation import leakage
 from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
@@ -395,12 +395,14 @@ class Retraining:
     experiment: Experiment
     data: Klines | Trace | Table
 
+    @stoppable()
     def audit(self, placebos: int = 20) -> pd.DataFrame:
         """Look for leaks: a row per check, with its verdict and the evidence. placebos: how many are judged."""
         one = self.experiment
         found = leakage.audit(self.data, one.task, refit(one), model=one.model.name, placebos=placebos)
         return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
 
+    @stoppable()
     def plot(self, ahead: int = 1, windows: int = 160):
         """Return the picture of its forecasts `ahead` bars beside the truth, over the last windows of the test."""
         from cpbkit.views.verdict import forecast_figure
@@ -410,6 +412,7 @@ class Retraining:
         forecasts = refit(self.experiment)(columns, task, splits)
         return forecast_figure(columns, splits.test, forecasts, ahead, windows)
 
+    @stoppable()
     def seeds(self, count: int = 3, refits: int = 3) -> pd.DataFrame:
         """Say what luck does to its skill: other seeds, each over `refits` test periods with a refit before each."""
         columns, parts = self._columns(), folds(vary(self.experiment, folds=refits).task, refits)
@@ -507,9 +510,8 @@ def _train(experiment: Experiment, folder: Path, quiet: bool, **place) -> Run:
 
         place["on_progress"] = live(experiment, folder.name, run.stop)
     try:
-        run_sweep(experiment, folder, **place)
-    except KeyboardInterrupt:  # of a person, who need not read where in the kit it was
-        raise KeyboardInterrupt(f"stopped; {again}") from None
+        with stoppable(again):
+            run_sweep(experiment, folder, **place)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -578,6 +580,7 @@ def audit(
     return Retraining(name, experiment, found[name]).audit(placebos)
 
 
+@stoppable()
 def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HORIZONS, **given) -> Map:
     """Say what can be forecast at all, before a GPU hour is spent: targets x horizons of every series, in closed form.
 

@@ -1,9 +1,10 @@
 """The exceptions of the kit: one small tree, each with a sentence for the person who reads it."""
 
+import contextlib
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cpbkit.texts import one_line, printable, redact, wrapped
 
@@ -22,6 +23,15 @@ class CpbkitError(Exception):
         return [f"{type(self).__name__}: {printable(str(self))}"]
 
 
+@contextlib.contextmanager
+def stoppable(then: str = "run the same again, it begins anew") -> Iterator[None]:
+    """Let an interrupt end in a sentence, for a person who need not read where in the kit it was; also a decorator."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {then}") from None
+
+
 class DataError(CpbkitError):
     """Bars that cannot be used, or are not available; in one line, as it may quote names and cells of strangers."""
 
@@ -38,8 +48,9 @@ class SourceError(DataError):
     def _render_traceback_(self) -> list[str]:
         switch = "in Kaggle turn on Settings > Internet; " if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else ""
         other = 'os.environ["CPBKIT_ARCHIVE_URL"] names a mirror, source="synthetic" takes the seeded market'
-        said = wrapped([f"In a notebook: {switch}{other}; then run the cell again."])
-        return [*super()._render_traceback_(), said]
+        lines = "".join(super()._render_traceback_()).split("\n")
+        lines = [line for line in lines if "--archive-url" not in line]  # the way out in a terminal
+        return [*lines, wrapped([f"In a notebook: {switch}{other}; then run the cell again."])]
 
 
 class RunError(CpbkitError):

@@ -262,11 +262,25 @@ def test_a_full_disk_ends_a_sweep_with_what_to_do(bars, tmp_path, monkeypatch):
         cpb.sweep("quick", data=bars, folder=tmp_path / "run", quiet=True)
 
 
+def test_an_interrupt_ends_in_a_sentence_and_not_in_the_kit(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cpbkit.api.load_klines", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped; run the same again, it begins anew$") as told:
+        cpb.map(source="synthetic", symbols=("BTCUSDT",), intervals=("1h",), start="2025-01-01", end="2025-01-31")
+    assert told.traceback[-1].name == "stoppable" and told.value.__suppress_context__
+
+
 def test_a_notebook_shows_what_went_wrong_and_the_switch_to_turn(monkeypatch):
     assert RunError("no run \x1b[2J here")._render_traceback_() == ["RunError: no run  here"]
     monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
     said, step = SourceError("2 of 2 series are not available")._render_traceback_()
     assert "2 of 2" in said and "CPBKIT_ARCHIVE_URL" in step and "Internet" not in step
+    assert SourceError("not there\nelsewhere: --archive-url\nagain")._render_traceback_()[:-1] == [
+        "SourceError: not there",
+        "again",
+    ]
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     assert "Settings > Internet" in SourceError("")._render_traceback_()[1]
 

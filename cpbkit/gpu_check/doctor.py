@@ -10,7 +10,7 @@ import torch
 
 from cpbkit.config.experiment import Experiment, Task, vary
 from cpbkit.config.presets import PRESETS, TRAINED
-from cpbkit.errors import check_name
+from cpbkit.errors import check_name, stoppable
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, decide
 from cpbkit.gpu_check.findings import Report, check_environment
 from cpbkit.gpu_check.numbers import Numbers
@@ -52,6 +52,7 @@ def _without_nan(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@stoppable()
 def diagnose(step: Step, seconds: float = 30.0) -> Examination:
     """Measure a step, decide, apply the fixes that can be applied here, and measure again, in turns.
 

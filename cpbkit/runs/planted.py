@@ -13,6 +13,7 @@ from torch import nn
 from cpbkit.config.experiment import Experiment, Model, Task, vary
 from cpbkit.config.presets import BANDWIDTH_CHANGES, PRESETS, one_change_each
 from cpbkit.data.synthetic import make_market, make_network_trace, predictable_series
+from cpbkit.errors import stoppable
 from cpbkit.evaluation.leakage import Finding, Pipeline, autoregression, check_future, check_splits, whole_way
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import judgements, verdicts
@@ -39,6 +40,7 @@ LEAKS: dict[str, Callable[[pd.Series], pd.Series]] = {  # what a column may not 
 }
 
 
+@stoppable()
 def plant_leaks() -> list[Finding]:
     """Plant known leaks in the kit's own way of the data, one by one, and say whether they are caught.
 
@@ -109,6 +111,7 @@ SICKNESSES: dict[str, tuple[str, dict, Callable[[Series], Series]]] = {
 }
 
 
+@stoppable()
 def plant_sicknesses() -> list[Finding]:
     """Train a small model with each known sickness, and say whether the health table sees it.
 
@@ -142,6 +145,7 @@ def tell_found(experiment: Experiment, results: Iterable[ResultLine]) -> list[st
     ]
 
 
+@stoppable()
 def compare_changes(epochs: int, steps: int) -> pd.DataFrame:
     """Train the bandwidth preset with each of its eight changes alone, and with all but each, on a made-up trace.
 
