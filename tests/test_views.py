@@ -445,6 +445,8 @@ def test_the_table_of_a_notebook_has_each_verdict_in_its_colour_and_the_headline
     assert {(word, colour[cell]) for cell, word in words} == set(COLOURS.items()) and len(set(COLOURS.values())) == 3
     assert COLOURS["LOSES"] == "#c0392b" and COLOURS["BEATS"] == "#1a7f4b", "red and green"
     assert len(words) == 38 and page.endswith("<p><b>3 of 40 beat &amp; so on</b></p>")
+    small = verdicts.verdict_table(by_head).assign(p=0.0004)
+    assert verdict_html(small, []).count(">&lt; 0.001<") == 38, "no p is 0"
     assert page.count("<th ") == 10, "the head is a column where there are several"
 
 

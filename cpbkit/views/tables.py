@@ -40,7 +40,7 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
                 "" if math.isnan(a) else f"{a:+.2f} to {b:+.2f}"
                 for a, b in zip(table["low %"], table["high %"], strict=True)
             ],
-            "p": table["p"].map("{:.3f}".format, na_action="ignore").fillna(""),
+            "p": table["p"].map(lambda p: f"{p:.3f}" if p >= 0.0005 else "< 0.001", na_action="ignore").fillna(""),
             "against": table["best baseline"],
             "against persistence %": table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore"),
             "RMSE": [f"{figure(value, 4)} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
@@ -52,7 +52,7 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
         del shown["head"]  # its room keeps the others in one line
     styler = shown.style.hide(axis="index").format(escape="html").map(_colour, subset=["verdict"])
     _left(styler, [name for name in ("series", "head", "verdict", "against") if name in shown])
-    styler.set_properties(subset=["95 % interval", "RMSE"], **{"white-space": "nowrap"})
+    styler.set_properties(subset=["95 % interval", "p", "RMSE"], **{"white-space": "nowrap"})
     return styler.to_html() + "".join(f"<p><b>{escape(line)}</b></p>" for line in headlines)
 
 
