@@ -204,7 +204,7 @@ def test_kept_graphs_are_found_by_their_being_alive(monkeypatch):
         model, optimizer, batches = make()
         total = 0.0
         with watch(model, optimizer, tell=False) as w:
-            for x, y in batches:
+            for x, y in batches * 20:
                 loss = step(model, optimizer, x, y)
                 total += loss if keep else loss.item()
         assert bool(w.seen().kept) == keep
@@ -229,7 +229,7 @@ def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
     model, optimizer, batches = make()
     kept = []
     with watch(tell=False) as w:
-        for x, y in batches:
+        for x, y in batches * 20:
             forecast = model(x)
             loss = (forecast - y).square().mean()
             loss.backward()
@@ -246,7 +246,7 @@ def test_losses_that_a_function_kept_are_found_after_it_has_returned(monkeypatch
 
     def train():
         losses = []
-        for x, y in batches:
+        for x, y in batches * 20:
             losses.append(step(model, optimizer, x, y))
 
     with watch(tell=False) as w:

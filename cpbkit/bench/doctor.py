@@ -15,6 +15,7 @@ from cpbkit.hardware import provenance
 PAIRS, QUICK_PAIRS = 60, 20
 BLOCK = 0.5  # s
 COUNTED = 20  # steps before the clock starts: the watch counts operators in three of them
+SETTLED = 1.5  # s before it too: at first the watch looks more often, so that a short loop is seen as well
 
 
 def bench_doctor(*, quick: bool = False, say: Callable[[str], None] = lambda text: None) -> dict:
@@ -69,7 +70,9 @@ def measure_cost(name: str, pairs: int) -> dict:
 
     def run_watched(steps: int) -> tuple[float, float]:
         with watch(live=False, tell=False):
-            run(COUNTED)
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < SETTLED:
+                run(COUNTED)
             return run(steps)
 
     spent: dict[str, list[tuple[float, float]]] = {"a": [], "b": []}

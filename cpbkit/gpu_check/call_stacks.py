@@ -1,4 +1,4 @@
-"""Where the training thread is: its stack, read a hundred times a second; phase, library and own lines of it."""
+"""Where the training thread is: its stack, read fifty times a second; phase, library and own lines of it."""
 
 import os
 import random
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-PERIOD, FIRST_PERIOD = 0.01, 0.004  # s between two looks, on average; the first ones, so that a short loop is seen too
-FIRST = 500  # looks
+PERIOD, FIRST_PERIOD = 0.02, 0.004  # s between two looks, on average; the first ones, so that a short loop is seen too
+FIRST = 250  # looks
 COST = 0.007  # of the time that looks may take: where waking up is dear, as in a virtual machine, there are fewer
 # A thread that wants the interpreter gets it after this many seconds. With Python's 5 ms a look falls where torch
 # lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %. A thread that
@@ -136,7 +136,7 @@ class Sampler(threading.Thread):
         self.paused = False
         self.problem = ""  # why it ended early
         self._tail: list[tuple[CallStack, float]] = []  # since the last step
-        self._woken = 0
+        self._woken = self._fresh = 0  # times: in all, until the first step
         self._lock = threading.Lock()
         self._done = False
 
@@ -166,7 +166,7 @@ class Sampler(threading.Thread):
 
     def _period(self) -> float:
         """Return the seconds to the next look."""
-        usual, most = (FIRST_PERIOD, 0.012) if self._woken < FIRST else (PERIOD, 0.05)
+        usual, most = (FIRST_PERIOD, 0.012) if self._woken - self._fresh < FIRST else (PERIOD, 0.05)
         dear = time.thread_time() / COST / max(self._woken, 1)  # of this thread: what its looks took so far
         return min(max(dear, usual), most)
 
@@ -192,6 +192,7 @@ class Sampler(threading.Thread):
             self.seen.clear()
             self._tail.clear()
             self.looks = 0
+        self._fresh = self._woken
 
     def stop(self) -> None:
         """Stop looking, and wait for the thread."""

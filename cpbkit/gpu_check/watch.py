@@ -72,10 +72,13 @@ class Watch:
         self._marks_apart = MARKS
         self._main = optimizer  # whose steps count
         self._turns = 0  # steps of others since its last
+        self._turned = 0  # steps at the last of these
         self._optimizers: dict[int, set[int]] = {}  # identities of the weights that each one moves
         self._reached: dict[int, int] = {}  # identities of the weights that backward reaches -> their numbers
         self._by_hand = False  # weights are moved without an optimiser of torch's
-        self._first = self._last = math.nan  # time of the first and the last step
+        self._first = self._last = math.nan  # time of the first and the last noted step
+        self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
+        self._again = 1  # steps after which its lines are read again
         self._lost = 0.0  # seconds of steps that were counted
         self._cpu = self._cpu_first = self._cpu_lost = 0.0  # s of the training thread's own
         self._count: Operators | None = None  # under way
@@ -248,6 +251,10 @@ class Watch:
     # While the loop runs: in its thread.
 
     def _after_step(self, optimizer, args, kwargs) -> None:
+        # A step of less than a millisecond pays for every line here: between two looks it is counted, and no more.
+        if not self._due and optimizer is self._main and self.steps > COUNTED[-1]:
+            self.steps += 1
+            return
         if not self._is_watched():
             return
         try:
@@ -256,7 +263,8 @@ class Watch:
             if self._by_hand:  # steps were only rare, as where gradients are added up
                 self._by_hand, self.steps = False, 0
             # Of several optimisers, as of a GAN, the first one's steps count, while it takes any.
-            self._turns = self._turns + 1 if optimizer is not self._main else 0
+            self._turns = (self._turns if self.steps == self._turned else 0) + (optimizer is not self._main)
+            self._turned = self.steps
             if self._main is None or (self._optimizer is None and self._turns > TURNS):
                 self._main = optimizer
             if optimizer is self._main:
@@ -272,6 +280,7 @@ class Watch:
 
     def _note_step(self, now: float, frame: FrameType) -> None:
         self.steps += 1
+        self._due = False
         seen = self._count is None and self._sampler.end_step()
         if self._count is not None:
             self._stop_counting()
@@ -281,13 +290,15 @@ class Watch:
         self._last = time.perf_counter()
         if seen:  # to ask for it after every step would cost a small one 1 % of its time
             self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
-        if self.steps & (self.steps - 1) == 0:  # powers of two: ever more rarely
+        if self.steps >= self._again:  # ever more rarely
+            self._again = 2 * self.steps
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
         if torch.cuda.is_initialized():
             self._ask_device()
         if self.steps in COUNTED and self._may_count():
             self._start_counting()
+        self._due = self._due or self._count is not None or self._event is not None
 
     def _may_count(self) -> bool:
         if any(c.count > MANY for c in self._counted):
@@ -313,9 +324,8 @@ class Watch:
 
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: tie a mark to the graph of a loss now and then."""
-        now = time.perf_counter()
-        if now - self._marked > self._marks_apart and self._is_watched():
-            self._marked = now
+        if self._mark_due and self._is_watched():
+            self._mark_due, self._marked = False, time.perf_counter()
             if len(self._marks) > MOST_MARKS:
                 self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
             self._backward = self.roles.read(sys._getframe(2)).own
@@ -354,13 +364,14 @@ class Watch:
         if self._event is not None:
             self._behind.append(not self._event.query())
             self._event = None
-        elif self.steps % 8 == 0 and not torch.cuda.is_current_stream_capturing():
+        elif not torch.cuda.is_current_stream_capturing():
             event = self._event = torch.cuda.Event()
             event.record()
 
     # While the loop runs: in the sampler's thread.
 
     def _tick(self, now: float) -> None:
+        self._due, self._mark_due = True, self._mark_due or now - self._marked > self._marks_apart
         if now - self._ticked < TICK:
             return
         self._ticked = now
