@@ -24,6 +24,7 @@ from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, count_confusions, inject, inject_all, render_faults
 from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.shares import WORDS_OF_VALIDATION, Line, attribute
+from cpbkit.gpu_check.soundness import Unsound
 from cpbkit.gpu_check.watch import watch
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 
@@ -80,6 +81,7 @@ CASES = {
     "HOST_BOUND": seen(operators=3000, starting=0.95),
     "TOO_MANY_THREADS": seen(threads=24, threads_line=LINE),
     "WASTED_WORK": seen(unused=0.9),
+    "UNSOUND_TRAINING": seen(unsound=((Unsound("EVAL_MODE", "It is in eval mode", "model.train()", ""), LINE),)),
 }
 
 

@@ -66,7 +66,7 @@ class Roles:
         while frame is not None:
             role, number = self.find(frame.f_code)
             if role == OWN:
-                own.append((number, frame.f_lineno))
+                own.append((number, _line_of(frame)))
             elif role in PHASES:
                 phase = phase or role
                 if role == "forward":
@@ -88,9 +88,13 @@ class Roles:
         while frame is not None:
             role, number = self.find(frame.f_code)
             if role == OWN:
-                return number, frame.f_lineno
+                return number, _line_of(frame)
             frame = frame.f_back
         return None
+
+
+def _line_of(frame: FrameType) -> int:
+    return frame.f_lineno or frame.f_code.co_firstlineno  # between two lines there is none
 
 
 def find_role(file: str, name: str) -> str:
@@ -170,16 +174,17 @@ class Sampler(threading.Thread):
         dear = time.thread_time() / COST / max(self._woken, 1)  # of this thread: what its looks took so far
         return min(max(dear, usual), most)
 
-    def end_step(self) -> bool:
-        """Count what was seen since the step before; return whether anything was."""
+    def end_step(self) -> list[CallStack]:
+        """Count what was seen since the step before, and return it."""
         if not self._tail:
-            return False
+            return []
         with self._lock:
             for stack, seconds in self._tail:
                 self.seen[stack] += seconds
             self.looks += len(self._tail)
+            looks = [stack for stack, _ in self._tail]
             self._tail.clear()
-        return True
+        return looks
 
     def forget(self) -> None:
         """Drop what was seen since the last step."""

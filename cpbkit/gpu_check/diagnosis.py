@@ -40,6 +40,7 @@ VERDICTS = {
     "THROTTLED_OR_SHARED": "The device is held down or shared.",
     "GPU_IDLE_OUTSIDE_STEPS": "Most of the time does not go into training steps.",
     "NO_WORK_ON_GPU": "There is a GPU, and no kernel ran on it.",
+    "UNSOUND_TRAINING": "Something keeps the weights from learning, however fast it runs.",
     "DATA_STARVED": "The loop waits for its batches.",
     "PYTHON_OR_IO_IN_STEP": "A line of Python, or writing a file, takes a good part of every step.",
     "VALIDATION_IN_STEP": "A validation runs inside the loop over batches.",

@@ -16,7 +16,10 @@ aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
 PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
 DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
+COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
+LEAST_PAIRS = 8  # samples of a batch, from which (n, 1) and (n,) are no accident
 MOST = 4000  # operators of a step that are noted: to note one takes longer than many an operator
+STARTING = 8  # times what an operator costs that computes nothing: with its line of Python and its part of autograd
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
@@ -52,6 +55,7 @@ class Operators(TorchDispatchMode):
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
         self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
+        self.broadcast: tuple[int, int] | None = None  # line that compares (n, 1) with (n,)
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
         # Operators forward, and those of them within nn.LSTM or nn.GRU, which on a CPU may be thousands: that is how
         # torch writes them, and no fault of the loop.
@@ -76,6 +80,14 @@ class Operators(TorchDispatchMode):
         noted = sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
         return noted * (1 + self.beyond / max(self.count, 1))
 
+    def estimate_starting(self, computing: float, model: float) -> float:
+        """Return the share of the model's seconds a step that goes into starting operators.
+
+        What is not computing is not all starting where other programs hold the machine back: an operator with its part
+        of Python and autograd costs up to some times what an empty one takes.
+        """
+        return max(0.0, min(1 - computing / model, STARTING * self.own_count * self.base / model))
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if self.count >= MOST:
             self.beyond += function.namespace == "aten" and not function.is_view
@@ -97,6 +109,8 @@ class Operators(TorchDispatchMode):
             self.in_layers += _is_in_layer(sys._getframe(2))
         if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
             self._take(line, packet, args[0].shape[0])
+        if packet in COMPARING and line and _is_of_all_pairs(args):
+            self.broadcast = line
         if packet in WAITS and line:
             self.waits.append(line)
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
@@ -147,6 +161,17 @@ class Operators(TorchDispatchMode):
             return False
         self.__exit__(None, None, None)
         return True
+
+
+def _is_of_all_pairs(args) -> bool:
+    """Say whether two vectors of one length, one of them a column, are compared, before or after their broadcasting."""
+    if len(args) < 2 or not all(isinstance(a, torch.Tensor) for a in args[:2]):
+        return False
+    one, two = args[:2]
+    n = max(len(one) if one.dim() else 0, len(two) if two.dim() else 0)
+    if {tuple(one.shape), tuple(two.shape)} == {(n, n)}:
+        return n >= LEAST_PAIRS and {one.stride(), two.stride()} == {(1, 0), (0, 1)}
+    return n >= LEAST_PAIRS and {tuple(one.shape), tuple(two.shape)} == {(n, 1), (n,)}
 
 
 def _is_in_layer(frame: FrameType | None) -> bool:

@@ -19,12 +19,13 @@ from torch.utils.data import DataLoader
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import Roles, Sampler
+from cpbkit.gpu_check.call_stacks import CallStack, Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
+from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 from cpbkit.hardware.environment import count_cores, in_notebook
@@ -74,11 +75,13 @@ class Watch:
         self._turns = 0  # steps of others since its last
         self._turned = 0  # steps at the last of these
         self._optimizers: dict[int, set[int]] = {}  # identities of the weights that each one moves
+        self._soundness = Soundness()
+        self._stepped = 0  # steps at the last pass backward
         self._reached: dict[int, int] = {}  # identities of the weights that backward reaches -> their numbers
         self._by_hand = False  # weights are moved without an optimiser of torch's
         self._first = self._last = math.nan  # time of the first and the last noted step
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
-        self._again = 1  # steps after which its lines are read again
+        self._again, self._noted = 1, 0  # steps after which its lines are read again, and at which they were
         self._lost = 0.0  # seconds of steps that were counted
         self._cpu = self._cpu_first = self._cpu_lost = 0.0  # s of the training thread's own
         self._count: Operators | None = None  # under way
@@ -219,13 +222,15 @@ class Watch:
             inside=found.inside / total,
             python=self._find_python(found, counted, each),
             operators=counted.own_count if counted else math.nan,
-            starting=max(0.0, 1 - computing / model) if counted and model else math.nan,
+            starting=counted.estimate_starting(computing, model) if counted and model else math.nan,
             float64=counted.wide_seconds / counted.seconds if counted and counted.seconds else 0.0,
             taken=self._find_taken(found, counted, total) if counted else (),
             dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None) if counted else None,
             threads=torch.get_num_threads() / count_cores(),
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
+            optimizer_line=self._find_text(OPTIMIZER),
+            unsound=tuple(self._find_unsound(counted)),
             float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
             small_batch=self._find_small_batch(found, counted),
             gates=counted.gates if counted and not counted.recurrences else 0,
@@ -262,13 +267,18 @@ class Watch:
                 self._optimizers[id(optimizer)] = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if self._by_hand:  # steps were only rare, as where gradients are added up
                 self._by_hand, self.steps = False, 0
+            if self._soundness.is_remade(optimizer, self._main):
+                self._main = optimizer
             # Of several optimisers, as of a GAN, the first one's steps count, while it takes any.
             self._turns = (self._turns if self.steps == self._turned else 0) + (optimizer is not self._main)
             self._turned = self.steps
             if self._main is None or (self._optimizer is None and self._turns > TURNS):
                 self._main = optimizer
             if optimizer is self._main:
-                self._note_step(time.perf_counter(), sys._getframe(1))
+                looks = self._note_step(time.perf_counter(), sys._getframe(1))
+                self._soundness.note_step(optimizer, looks)
+                if self.steps == self._noted:
+                    self._soundness.note_gradients(optimizer)
         except Exception as error:  # told in the report; the person's step goes on
             self._problems.append(f"a step was not noted: {type(error).__name__}: {error}")
 
@@ -278,10 +288,11 @@ class Watch:
             self._thread = self._sampler.watched = threading.get_ident()
         return threading.get_ident() == self._thread
 
-    def _note_step(self, now: float, frame: FrameType) -> None:
+    def _note_step(self, now: float, frame: FrameType) -> list[CallStack]:
+        """Return what was seen since the step before."""
         self.steps += 1
         self._due = False
-        seen = self._count is None and self._sampler.end_step()
+        seen = self._sampler.end_step() if self._count is None else []
         if self._count is not None:
             self._stop_counting()
         if self.steps == 1:
@@ -291,7 +302,7 @@ class Watch:
         if seen:  # to ask for it after every step would cost a small one 1 % of its time
             self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if self.steps >= self._again:  # ever more rarely
-            self._again = 2 * self.steps
+            self._again, self._noted = 2 * self.steps, self.steps
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
         if torch.cuda.is_initialized():
@@ -299,6 +310,7 @@ class Watch:
         if self.steps in COUNTED and self._may_count():
             self._start_counting()
         self._due = self._due or self._count is not None or self._event is not None
+        return seen
 
     def _may_count(self) -> bool:
         if any(c.count > MANY for c in self._counted):
@@ -329,12 +341,17 @@ class Watch:
             if len(self._marks) > MOST_MARKS:
                 self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
             self._backward = self.roles.read(sys._getframe(2)).own
+            if self._count is None and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+                self._soundness.note_loss(tensors)
+                if self.steps > self._stepped and len(self._optimizers) == 1 and self._main is not None:
+                    self._soundness.note_start(self._main)  # of several, one's gradients wait while another's are made
             self._mark(getattr(tensors, "grad_fn", None), next(iter(self._backward), None))
             if not self._reached and self.steps > 1:
                 self._reached = _find_weights(getattr(tensors, "grad_fn", None))
         out = original(tensors, *args, **kwargs)
         if threading.get_ident() == self._thread:
             self._backwards += 1
+            self._stepped = self.steps
             if self.steps == 0 and self._backwards > UNSTEPPED:
                 self._by_hand = True
             if self._by_hand:
@@ -437,8 +454,8 @@ class Watch:
             if not (line.account == "rest" or phase) or (phase and line.by_torch and not line.kind):
                 continue
             count, seconds = calls.get((line.file, line.line), (0, 0.0))
-            spent = line.seconds / total * each
-            computing = seconds > 0.3 * spent * running or spent < SLOW_LINE * (count + 1)
+            spent = line.seconds / total * each * running
+            computing = seconds > 0.3 * spent or spent < SLOW_LINE * (count + 1)
             if counted is None:
                 computing = not line.kind
             if (
@@ -483,6 +500,15 @@ class Watch:
         unused = sum(size for weight, size in self._reached.items() if weight not in moved)
         return unused / max(sum(self._reached.values()), 1)
 
+    def _find_unsound(self, counted: Operators | None) -> Iterator[tuple[Unsound, Line | None]]:
+        backward = self._line(self._backward[0]) if self._backward else None
+        broadcast = next((c.broadcast for c in self._counted if c.broadcast), None)
+        for found in self._soundness.find(broadcast is not None):
+            line = self._find_text(found.pattern) if found.pattern else None
+            if found.reason == "BROADCAST" and broadcast:
+                line = self._line(broadcast)
+            yield found, line or backward
+
     def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
         """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
         sizes = [loader.batch_size for loader in self._loaders if loader.batch_size]
@@ -495,7 +521,12 @@ class Watch:
         return rows, line
 
     def _find_text(self, pattern: str) -> Line | None:
-        """Return the first line with a text in the files of the person's that were seen to run."""
+        """Return the first line with a text in the person's functions that were seen to run, else in their files."""
+        for code in self.roles.codes:
+            for at in sorted({at for *_, at in code.co_lines() if at}):
+                text = source.read_line(code.co_filename, at)
+                if re.search(pattern, text.partition("#")[0]) and not text.startswith(("import ", "from ")):
+                    return Line(code.co_filename, at, text, "outside", 0.0)
         for file in dict.fromkeys(code.co_filename for code in self.roles.codes):
             for at, text in enumerate(linecache.getlines(file), 1):
                 if re.search(pattern, text.partition("#")[0]):

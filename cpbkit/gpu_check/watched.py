@@ -9,6 +9,7 @@ from cpbkit.gpu_check import source
 from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Diagnosis, Fix
 from cpbkit.gpu_check.numbers import NAN, Policy
 from cpbkit.gpu_check.shares import Line, cure_of, cure_of_data
+from cpbkit.gpu_check.soundness import Unsound
 
 LEAST_LOOKS, LEAST_STEPS = 30, 3
 
@@ -40,7 +41,9 @@ class Seen:
     dense: tuple[int, tuple[int, int]] | None = None  # rows of the largest embedding, (of which are read, numbers)
     threads: float = 1.0  # of torch, as a share of the cores
     threads_line: Line | None = None  # that sets them
+    unsound: tuple[tuple[Unsound, Line | None], ...] = ()  # the worst first
     unused: float = 0.0  # share of the gradients, in numbers, that no optimiser uses
+    optimizer_line: Line | None = None  # that makes it
     float64_line: Line | None = None  # that asks for it
     small_batch: tuple[int, Line | None] = (0, None)  # samples, where they are few, and the line that says so
     gates: int = 0  # of a recurrence written out, a step
@@ -119,6 +122,9 @@ def _find(seen: Seen, limits: Limits):
     if seen.modes:
         text = f"A debug mode is on in the step: {seen.modes[0]}{_at(seen.mode_line)}."
         yield 3.0, "DEBUG_MODE_ON", seen.modes[0], text, ()
+    for rank, (found, line) in enumerate(seen.unsound):
+        fix = Fix("a training that learns", NAN, found.cure, True)
+        yield 2.0 - rank / 10, "UNSOUND_TRAINING", found.reason, f"{found.text}{_at(line)}.", (fix,)
     if device_sets_pace:
         return  # the host waits: whatever line it waits at costs nothing
     outside = share["outside"] + share["validation"] - seen.inside
@@ -128,7 +134,8 @@ def _find(seen: Seen, limits: Limits):
         text = f"{outside:.0%} of the time is outside the loop over batches{_at(line)}."
         cure = cure_of(line.kind) if line and line.kind else "do it more rarely, or beside the training"
         yield outside, "GPU_IDLE_OUTSIDE_STEPS", reason, text, _cure("less between steps", outside, cure)
-    if seen.inside > limits.validation:
+    in_eval_mode = any(found.reason == "EVAL_MODE" for found, _ in seen.unsound)  # what looks like one is the training
+    if seen.inside > limits.validation and not in_eval_mode:
         line = _top(seen, "validation")
         text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{_at(line)}."
         cure = "validate once an epoch, or every so many steps, in eval mode and without gradients"
@@ -190,9 +197,10 @@ def _find(seen: Seen, limits: Limits):
         yield max(0.5, model / 2), "TOO_MANY_THREADS", "", text, (Fix("a thread a core", NAN, cure, True),)
     if seen.unused > limits.unused:
         text = f"{seen.unused:.0%} of the gradients that backward computes are of weights that no optimiser moves"
-        cure = "requires_grad_(False) for them, or torch.no_grad() around the part of the model that is not trained"
+        cure = "give the optimiser all weights (layers in a plain list are not in model.parameters(): nn.ModuleList); "
+        cure += "or, of a part that is not to be trained, requires_grad_(False)"
         weight = share["backward"] * seen.unused
-        line = _top(seen, "backward")
+        line = seen.optimizer_line or _top(seen, "backward")
         if weight > limits.told:
             yield (
                 weight,

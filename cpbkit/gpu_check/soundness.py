@@ -1,0 +1,114 @@
+"""What makes a training wrong rather than slow, looked at beside some of its steps: weights that cannot learn."""
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from cpbkit.gpu_check.call_stacks import CallStack
+
+LEAST = 8  # looks, of which most must agree
+MOST_ASKED = 64  # values of a loss that are read: each read waits for a GPU
+GONE = 1e-3  # of the highest learning rate: below, nothing is learned any more
+OPTIMIZER = r"\b(\w*Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Muon)\("
+WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
+
+
+class Unsound(NamedTuple):
+    """Something that is wrong with a training."""
+
+    reason: str
+    text: str  # what was seen
+    cure: str
+    pattern: str  # of the person's line that it comes from; "" for the pass backward
+
+
+class Soundness:
+    """Notes what is seen at some steps and passes backward of one thread."""
+
+    def __init__(self):
+        self._optimizers: weakref.WeakSet = weakref.WeakSet()
+        self._made = self._steps = 0  # optimisers, beyond the first, of the same weights; looks at a step
+        self._losses = self._lost = 0  # read; not finite at the end of them
+        self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
+        self._rate = self._highest = 0.0
+        self._rates_gone = 0  # looks
+        self._evaluated = self._trained = 0  # steps whose forward pass was seen in eval mode, and in train mode
+        self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
+        self._emptied = self._numbers = 0  # looks at them; numbers of all weights
+
+    def is_remade(self, optimizer: torch.optim.Optimizer, main: torch.optim.Optimizer | None) -> bool:
+        """Say whether an optimiser is a new one for the weights of the one whose steps count."""
+        if optimizer in self._optimizers or main is None or optimizer is main:
+            self._optimizers.add(optimizer)
+            return False
+        self._optimizers.add(optimizer)
+        same = set(map(id, _weights(optimizer))) == set(map(id, _weights(main)))
+        self._made += same
+        return same
+
+    def note_step(self, optimizer: torch.optim.Optimizer, looks: Iterable[CallStack]) -> None:
+        """looks: since the step before."""
+        self._steps += 1
+        self._rate = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0)
+        self._highest = max(self._highest, self._rate)
+        self._rates_gone = self._rates_gone + 1 if self._rate < GONE * self._highest else 0
+        modes = {look.evaluating for look in looks if look.phase == "forward" and look.root}
+        self._evaluated += modes == {True}
+        self._trained += modes == {False}
+
+    def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call it after a step of the optimiser."""
+        weights = [weight for weight in _weights(optimizer) if weight.requires_grad]
+        empty = {id(weight): weight.numel() for weight in weights if weight.grad is None}
+        self._empty = empty if self._empty is None else {k: n for k, n in self._empty.items() if k in empty}
+        self._emptied += 1
+        self._numbers = sum(weight.numel() for weight in weights)
+
+    def note_loss(self, loss: object) -> None:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._losses < MOST_ASKED:
+            self._losses += 1
+            self._lost = 0 if math.isfinite(loss.item()) else self._lost + 1
+
+    def note_start(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call it before the first pass backward after a step: gradients are to be zero or none."""
+        gradients = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
+        if self._starts < MOST_ASKED:
+            self._starts += 1
+            self._kept += bool(gradients) and bool(min(gradients, key=torch.Tensor.numel).count_nonzero())
+
+    def find(self, broadcast: bool) -> Iterator[Unsound]:
+        """Yield what is wrong, the worst first. broadcast: a loss was of every forecast with every target."""
+        if self._lost >= LEAST:
+            text = "The loss is nan or infinite, and the training goes on: it learns nothing"
+            cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
+            cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
+            yield Unsound("LOSS_NOT_FINITE", text, cure, "")
+        if broadcast:
+            text = "The loss compares every forecast of the batch with every target: shapes (n, 1) and (n,) make (n, n)"
+            yield Unsound("BROADCAST", text, "forecast.squeeze(1), or target.unsqueeze(1)", "")
+        if self._made >= LEAST and self._made > 0.5 * self._steps:
+            text = "A new optimiser is made for every step: it begins without its moments each time"
+            cure = "make it once, before the loop; a learning rate is changed by a scheduler"
+            yield Unsound("OPTIMIZER_REMADE", text, cure, OPTIMIZER)
+        if self._starts >= LEAST and self._kept > 0.9 * self._starts:
+            text = "Gradients are added to those of the steps before, and never set to zero"
+            yield Unsound("NOT_ZEROED", text, "optimizer.zero_grad() once a step, before loss.backward()", "")
+        if self._emptied >= 3 and self._empty and sum(self._empty.values()) > WITHOUT * self._numbers:
+            share = sum(self._empty.values()) / self._numbers
+            text = f"{share:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
+            cure = "take out what cuts the graph on the way: .detach(), .numpy(), .data, torch.tensor(x), no_grad()"
+            yield Unsound("NO_GRADIENT", text, cure, r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad")
+        if self._evaluated >= LEAST and self._evaluated > 0.4 * (self._evaluated + self._trained):
+            text = "The model is trained in eval mode: dropout is off, and batch norm learns no statistics"
+            yield Unsound("EVAL_MODE", text, "model.train() at the start of every epoch, after each validation", "")
+        if self._rates_gone >= LEAST and self._rates_gone > 0.3 * self._steps:
+            text = f"The learning rate has fallen from {self._highest:.2g} to {self._rate:.2g}: nothing more is learned"
+            cure = "step the scheduler once an epoch, or count its steps in batches"
+            yield Unsound("RATE_GONE", text, cure, r"sched\w*\.step\(")
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (weight for group in optimizer.param_groups for weight in group["params"])

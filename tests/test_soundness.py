@@ -1,0 +1,191 @@
+"""Trainings that cannot learn, under the watch: what is wrong and where; and right ones that look alike."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cpbkit.gpu_check.watch import watch
+
+HERE = Path(__file__)
+pytestmark = pytest.mark.long
+X, Y = torch.randn(32, 8), torch.randn(32, 1)
+STEPS = 2500  # a second or so, for the watch looks at a part of the steps
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def train(steps=STEPS, x=X, y=Y, zero=True, loss_of=nn.functional.mse_loss):
+    model, optimizer = make()
+    for _ in range(steps):
+        if zero:
+            optimizer.zero_grad()
+        loss_of(model(x), y).backward()  # train
+        optimizer.step()
+
+
+def not_finite():
+    train(x=X.log())
+
+
+def broadcast():
+    train(y=Y[:, 0], loss_of=lambda forecast, y: (forecast - y).square().mean())  # compare
+
+
+def remade():
+    model, _ = make()
+    for _ in range(STEPS):
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # make
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.step()
+
+
+def not_zeroed():
+    train(zero=False)
+
+
+class Cut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 64), nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)).detach())  # cut
+
+
+def without_gradient():
+    model = Cut()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.step()
+
+
+def in_eval_mode():
+    model, optimizer = make()
+    for _epoch in range(10):
+        for _ in range(STEPS // 20):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(X.repeat(30, 1)), Y.repeat(30, 1)).backward()  # eval
+            optimizer.step()
+        model.eval()
+
+
+def rate_gone():
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.step()
+        scheduler.step()  # rate
+
+
+WRONG = {
+    not_finite: ("LOSS_NOT_FINITE", "# train"),
+    broadcast: ("BROADCAST", "# compare"),
+    remade: ("OPTIMIZER_REMADE", "# make"),
+    not_zeroed: ("NOT_ZEROED", "# train"),
+    without_gradient: ("NO_GRADIENT", "# cut"),
+    in_eval_mode: ("EVAL_MODE", "# eval"),
+    rate_gone: ("RATE_GONE", "# rate"),
+}
+
+
+@pytest.mark.parametrize("loop", WRONG, ids=lambda loop: loop.__name__)
+def test_what_keeps_a_training_from_learning_is_named_with_its_line(loop):
+    reason, mark = WRONG[loop]
+    line = next(i for i, text in enumerate(HERE.read_text().splitlines(), 1) if text.endswith(mark))
+    with watch(tell=False, live=False) as w:
+        loop()
+    assert (w.diagnosis.verdict, w.diagnosis.reason) == ("UNSOUND_TRAINING", reason), w.report()
+    assert re.search(rf"{HERE.name}:{line}\b", w.diagnosis.text) and w.diagnosis.fixes[0].note, w.diagnosis.text
+
+
+def gradients_that_are_added_up():
+    model, optimizer = make()
+    for i in range(STEPS):
+        (nn.functional.mse_loss(model(X), Y) / 4).backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
+def two_optimisers():
+    maker, critic = nn.Linear(4, 8), nn.Linear(8, 1)
+    ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
+    for _ in range(STEPS // 2):
+        theirs.zero_grad()
+        critic(maker(torch.randn(32, 4)).detach()).mean().backward()
+        theirs.step()
+        ours.zero_grad()
+        critic(maker(torch.randn(32, 4))).mean().neg().backward()
+        ours.step()
+
+
+def phases_of_one_loop():
+    model, optimizer = make()
+    for phase in ["train", "val"] * 4:
+        model.train(phase == "train")
+        for _ in range(STEPS // 4):
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(phase == "train"):
+                loss = nn.functional.mse_loss(model(X), Y)
+            if phase == "train":
+                loss.backward()
+                optimizer.step()
+
+
+def a_cosine():
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def a_frozen_part():
+    model, _ = make()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.step()
+
+
+def a_loss_of_pairs():
+    model, optimizer = make()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        found = model(X)
+        (found[:, None, 0] - found[None, :, 0] - (Y - Y.T)).square().mean().backward()
+        optimizer.step()
+
+
+RIGHT = [
+    gradients_that_are_added_up,
+    two_optimisers,
+    phases_of_one_loop,
+    a_cosine,
+    a_frozen_part,
+    a_loss_of_pairs,
+    train,
+]
+
+
+@pytest.mark.parametrize("loop", RIGHT, ids=lambda loop: loop.__name__)
+def test_a_right_training_that_looks_alike_is_left_in_peace(loop):
+    with watch(tell=False, live=False) as w:
+        loop()
+    assert "UNSOUND_TRAINING" not in w.report().replace("-", "_")
