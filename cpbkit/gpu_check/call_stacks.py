@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -45,6 +46,7 @@ class Roles:
 
     def __init__(self):
         self.codes: list[CodeType] = []  # own ones, by their number
+        self.modules: dict[int, weakref.ref] = {}  # whose calls were seen, by identity
         # By identity, for hashing a code object reads all of it; the code is kept so that the identity stays its own.
         self._known: dict[int, tuple[CodeType, str, int]] = {}
 
@@ -78,6 +80,8 @@ class Roles:
                 library = role  # the outermost library below the innermost own line is the one it calls
             frame = frame.f_back
         module = root.f_locals.get("self") if root is not None else None
+        if module is not None and id(module) not in self.modules:
+            self.modules[id(module)] = weakref.ref(module)
         evaluating = module is not None and not module.__dict__.get("training", True)
         return CallStack(
             phase, library, id(module) if module is not None else 0, quiet or evaluating, tuple(own), inside, evaluating

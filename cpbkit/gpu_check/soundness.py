@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-
-from cpbkit.gpu_check.call_stacks import CallStack
+from torch import nn
 
 LEAST = 8  # looks, of which most must agree
 MOST_ASKED = 64  # values of a loss that are read: each read waits for a GPU
@@ -35,7 +34,7 @@ class Soundness:
         self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
         self._rate = self._highest = 0.0
         self._rates_gone = 0  # looks
-        self._evaluated = self._trained = 0  # steps whose forward pass was seen in eval mode, and in train mode
+        self._evaluated = self._trained = 0  # steps of a model that was in eval mode at their end, and in train mode
         self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
         self._emptied = self._numbers = 0  # looks at them; numbers of all weights
 
@@ -49,15 +48,17 @@ class Soundness:
         self._made += same
         return same
 
-    def note_step(self, optimizer: torch.optim.Optimizer, looks: Iterable[CallStack]) -> None:
-        """looks: since the step before."""
+    def note_step(self, optimizer: torch.optim.Optimizer, seen: Iterable[nn.Module | None]) -> None:
+        """seen: the modules that were called since the step before; None is one that is gone."""
         self._steps += 1
         self._rate = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0)
         self._highest = max(self._highest, self._rate)
         self._rates_gone = self._rates_gone + 1 if self._rate < GONE * self._highest else 0
-        modes = {look.evaluating for look in looks if look.phase == "forward" and look.root}
-        self._evaluated += modes == {True}
-        self._trained += modes == {False}
+        weights = set(map(id, _weights(optimizer)))
+        models = [x for x in seen if x is not None and not weights.isdisjoint(map(id, x.parameters()))]
+        modes = {model.training for model in models}
+        self._evaluated += modes == {False}
+        self._trained += modes == {True}
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it after a step of the optimiser."""

@@ -276,7 +276,8 @@ class Watch:
                 self._main = optimizer
             if optimizer is self._main:
                 looks = self._note_step(time.perf_counter(), sys._getframe(1))
-                self._soundness.note_step(optimizer, looks)
+                seen = {self.roles.modules[look.root]() for look in looks if look.root}
+                self._soundness.note_step(optimizer, seen)
                 if self.steps == self._noted:
                     self._soundness.note_gradients(optimizer)
         except Exception as error:  # told in the report; the person's step goes on
