@@ -162,7 +162,8 @@ def test_cells_come_in_order(path):
     shown, _, opening, _, stopped = words[0].splitlines()[-5:]
     assert shown == picture(path.stem, re.match(r"!\[(\S.+)\]", shown)[1]), "it shows what one gets"
     kinds = (
-        rf"(minutes on a {kind} not measured|(under a|(about|more than) \d+) minutes? on a {kind} \(20\d\d-\d\d-\d\d, \S.+\))"
+        rf"(minutes on a {kind} not measured|"
+        rf"(under a|(about|more than) \d+) minutes? on a {kind} \(20\d\d-\d\d-\d\d, \S.+\))"
         for kind in ("T4", "CPU")
     )
     assert re.fullmatch(rf"Run all · {' · '.join(kinds)} · you get \S.+", opening), "it says what one gets"
