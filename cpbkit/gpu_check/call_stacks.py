@@ -80,8 +80,8 @@ class Roles:
                 library = role  # the outermost library below the innermost own line is the one it calls
             frame = frame.f_back
         module = root.f_locals.get("self") if root is not None else None
-        if module is not None and id(module) not in self.modules:
-            self.modules[id(module)] = weakref.ref(module)
+        if module is not None and ((known := self.modules.get(id(module))) is None or known() is None):
+            self.modules[id(module)] = weakref.ref(module)  # of one that is gone, the place may be another's
         evaluating = module is not None and not module.__dict__.get("training", True)
         return CallStack(
             phase, library, id(module) if module is not None else 0, quiet or evaluating, tuple(own), inside, evaluating

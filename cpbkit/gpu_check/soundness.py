@@ -34,19 +34,19 @@ class Soundness:
         self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
         self._rate = self._highest = 0.0
         self._rates_gone = 0  # looks
+        self._models: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # whether it is trained
         self._evaluated = self._trained = 0  # steps of a model that was in eval mode at their end, and in train mode
         self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
         self._emptied = self._numbers = 0  # looks at them; numbers of all weights
 
-    def is_remade(self, optimizer: torch.optim.Optimizer, main: torch.optim.Optimizer | None) -> bool:
+    def note_optimizer(self, optimizer: torch.optim.Optimizer, main: torch.optim.Optimizer | None) -> bool:
         """Say whether an optimiser is a new one for the weights of the one whose steps count."""
-        if optimizer in self._optimizers or main is None or optimizer is main:
-            self._optimizers.add(optimizer)
+        if optimizer in self._optimizers:
             return False
         self._optimizers.add(optimizer)
-        same = set(map(id, _weights(optimizer))) == set(map(id, _weights(main)))
-        self._made += same
-        return same
+        remade = main is not None and set(map(id, _weights(optimizer))) == set(map(id, _weights(main)))
+        self._made += remade and optimizer is not main
+        return remade
 
     def note_step(self, optimizer: torch.optim.Optimizer, seen: Iterable[nn.Module | None]) -> None:
         """seen: the modules that were called since the step before; None is one that is gone."""
@@ -54,11 +54,16 @@ class Soundness:
         self._rate = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0)
         self._highest = max(self._highest, self._rate)
         self._rates_gone = self._rates_gone + 1 if self._rate < GONE * self._highest else 0
-        weights = set(map(id, _weights(optimizer)))
-        models = [x for x in seen if x is not None and not weights.isdisjoint(map(id, x.parameters()))]
-        modes = {model.training for model in models}
+        modes = {model.training for model in seen if model is not None and self._is_trained(model, optimizer)}
         self._evaluated += modes == {False}
         self._trained += modes == {True}
+
+    def _is_trained(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether a model holds weights of the optimiser; to look through a large one takes a while."""
+        if model not in self._models:
+            weights = set(map(id, _weights(optimizer)))
+            self._models[model] = not weights.isdisjoint(map(id, model.parameters()))
+        return self._models[model]
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it after a step of the optimiser."""
@@ -75,9 +80,9 @@ class Soundness:
 
     def note_start(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it before the first pass backward after a step: gradients are to be zero or none."""
-        gradients = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
         if self._starts < MOST_ASKED:
             self._starts += 1
+            gradients = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
             self._kept += bool(gradients) and bool(min(gradients, key=torch.Tensor.numel).count_nonzero())
 
     def find(self, broadcast: bool) -> Iterator[Unsound]:

@@ -267,7 +267,7 @@ class Watch:
                 self._optimizers[id(optimizer)] = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if self._by_hand:  # steps were only rare, as where gradients are added up
                 self._by_hand, self.steps = False, 0
-            if self._soundness.is_remade(optimizer, self._main):
+            if self._soundness.note_optimizer(optimizer, self._main):
                 self._main = optimizer
             # Of several optimisers, as of a GAN, the first one's steps count, while it takes any.
             self._turns = (self._turns if self.steps == self._turned else 0) + (optimizer is not self._main)
