@@ -173,7 +173,24 @@ def a_loss_of_pairs():
         optimizer.step()
 
 
+def a_student_after_its_teacher():
+    teacher, optimizer = make()
+    for _ in range(STEPS // 2):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(teacher(X), Y).backward()
+        optimizer.step()
+    teacher.eval()
+    student, optimizer = make()
+    for _ in range(STEPS // 2):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            target = teacher(X)
+        nn.functional.mse_loss(student(X), target).backward()
+        optimizer.step()
+
+
 RIGHT = [
+    a_student_after_its_teacher,
     gradients_that_are_added_up,
     two_optimisers,
     phases_of_one_loop,

@@ -34,6 +34,7 @@ class Soundness:
         self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
         self._rate = self._highest = 0.0
         self._rates_gone = 0  # looks
+        self._of: torch.optim.Optimizer | None = None
         self._models: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # whether it is trained
         self._evaluated = self._trained = 0  # steps of a model that was in eval mode at their end, and in train mode
         self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
@@ -54,6 +55,8 @@ class Soundness:
         self._rate = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0)
         self._highest = max(self._highest, self._rate)
         self._rates_gone = self._rates_gone + 1 if self._rate < GONE * self._highest else 0
+        if optimizer is not self._of:  # another training, such as that of a student after its teacher's
+            self._of, self._models = optimizer, weakref.WeakKeyDictionary()
         modes = {model.training for model in seen if model is not None and self._is_trained(model, optimizer)}
         self._evaluated += modes == {False}
         self._trained += modes == {True}
@@ -106,7 +109,8 @@ class Soundness:
             share = sum(self._empty.values()) / self._numbers
             text = f"{share:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
             cure = "take out what cuts the graph on the way: .detach(), .numpy(), .data, torch.tensor(x), no_grad()"
-            yield Unsound("NO_GRADIENT", text, cure, r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad")
+            cutting = r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad"
+            yield Unsound("NO_GRADIENT", text, cure, cutting if share < 1 else "")  # of all: the loss itself is cut off
         if self._evaluated >= LEAST and self._evaluated > 0.4 * (self._evaluated + self._trained):
             text = "The model is trained in eval mode: dropout is off, and batch norm learns no statistics"
             yield Unsound("EVAL_MODE", text, "model.train() at the start of every epoch, after each validation", "")
