@@ -74,9 +74,9 @@ def in_eval_mode():
     for _epoch in range(10):
         for _ in range(STEPS // 20):
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(X.repeat(30, 1)), Y.repeat(30, 1)).backward()  # eval
+            nn.functional.mse_loss(model(X.repeat(30, 1)), Y.repeat(30, 1)).backward()
             optimizer.step()
-        model.eval()
+        model.eval()  # eval
 
 
 def rate_gone():

@@ -113,7 +113,8 @@ class Soundness:
             yield Unsound("NO_GRADIENT", text, cure, cutting if share < 1 else "")  # of all: the loss itself is cut off
         if self._evaluated >= LEAST and self._evaluated > 0.4 * (self._evaluated + self._trained):
             text = "The model is trained in eval mode: dropout is off, and batch norm learns no statistics"
-            yield Unsound("EVAL_MODE", text, "model.train() at the start of every epoch, after each validation", "")
+            cure = "model.train() at the start of every epoch, after each validation"
+            yield Unsound("EVAL_MODE", text, cure, r"\.eval\(\)")
         if self._rates_gone >= LEAST and self._rates_gone > 0.3 * self._steps:
             text = f"The learning rate has fallen from {self._highest:.2g} to {self._rate:.2g}: nothing more is learned"
             cure = "step the scheduler once an epoch, or count its steps in batches"
