@@ -21,6 +21,12 @@ def make():
     return model, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
+def step(model, optimizer, x=X, y=Y):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+
+
 def train(steps=STEPS, x=X, y=Y, zero=True, loss_of=nn.functional.mse_loss):
     model, optimizer = make()
     for _ in range(steps):
@@ -42,9 +48,7 @@ def remade():
     model, _ = make()
     for _ in range(STEPS):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # make
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(X), Y).backward()
-        optimizer.step()
+        step(model, optimizer)
 
 
 def not_zeroed():
@@ -64,18 +68,14 @@ def without_gradient():
     model = Cut()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(X), Y).backward()
-        optimizer.step()
+        step(model, optimizer)
 
 
 def in_eval_mode():
     model, optimizer = make()
     for _epoch in range(10):
         for _ in range(STEPS // 20):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(X.repeat(30, 1)), Y.repeat(30, 1)).backward()
-            optimizer.step()
+            step(model, optimizer, X.repeat(30, 1), Y.repeat(30, 1))
         model.eval()  # eval
 
 
@@ -83,9 +83,7 @@ def rate_gone():
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(X), Y).backward()
-        optimizer.step()
+        step(model, optimizer)
         scheduler.step()  # rate
 
 
@@ -148,9 +146,7 @@ def a_cosine():
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(X), Y).backward()
-        optimizer.step()
+        step(model, optimizer)
         scheduler.step()
 
 
@@ -159,9 +155,7 @@ def a_frozen_part():
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(X), Y).backward()
-        optimizer.step()
+        step(model, optimizer)
 
 
 def a_loss_of_pairs():
@@ -176,17 +170,13 @@ def a_loss_of_pairs():
 def a_student_after_its_teacher():
     teacher, optimizer = make()
     for _ in range(STEPS // 2):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(teacher(X), Y).backward()
-        optimizer.step()
+        step(teacher, optimizer)
     teacher.eval()
     student, optimizer = make()
     for _ in range(STEPS // 2):
-        optimizer.zero_grad()
         with torch.no_grad():
             target = teacher(X)
-        nn.functional.mse_loss(student(X), target).backward()
-        optimizer.step()
+        step(student, optimizer, X, target)
 
 
 RIGHT = [

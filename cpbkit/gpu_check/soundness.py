@@ -45,7 +45,7 @@ class Soundness:
         if optimizer in self._optimizers:
             return False
         self._optimizers.add(optimizer)
-        remade = main is not None and set(map(id, _weights(optimizer))) == set(map(id, _weights(main)))
+        remade = main is not None and set(map(id, weights_of(optimizer))) == set(map(id, weights_of(main)))
         self._made += remade and optimizer is not main
         return remade
 
@@ -64,13 +64,13 @@ class Soundness:
     def _is_trained(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Say whether a model holds weights of the optimiser; to look through a large one takes a while."""
         if model not in self._models:
-            weights = set(map(id, _weights(optimizer)))
+            weights = set(map(id, weights_of(optimizer)))
             self._models[model] = not weights.isdisjoint(map(id, model.parameters()))
         return self._models[model]
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it after a step of the optimiser."""
-        weights = [weight for weight in _weights(optimizer) if weight.requires_grad]
+        weights = [weight for weight in weights_of(optimizer) if weight.requires_grad]
         empty = {id(weight): weight.numel() for weight in weights if weight.grad is None}
         self._empty = empty if self._empty is None else {k: n for k, n in self._empty.items() if k in empty}
         self._emptied += 1
@@ -85,7 +85,7 @@ class Soundness:
         """Call it before the first pass backward after a step: gradients are to be zero or none."""
         if self._starts < MOST_ASKED:
             self._starts += 1
-            gradients = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
+            gradients = [weight.grad for weight in weights_of(optimizer) if weight.grad is not None]
             self._kept += bool(gradients) and bool(min(gradients, key=torch.Tensor.numel).count_nonzero())
 
     def find(self, broadcast: bool) -> Iterator[Unsound]:
@@ -121,5 +121,6 @@ class Soundness:
             yield Unsound("RATE_GONE", text, cure, r"sched\w*\.step\(")
 
 
-def _weights(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield what an optimiser moves."""
     return (weight for group in optimizer.param_groups for weight in group["params"])

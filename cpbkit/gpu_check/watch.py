@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import CallStack, Roles, Sampler
+from cpbkit.gpu_check.call_stacks import Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
-from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound
+from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 from cpbkit.hardware.environment import count_cores, in_notebook
@@ -81,7 +81,7 @@ class Watch:
         self._by_hand = False  # weights are moved without an optimiser of torch's
         self._first = self._last = math.nan  # time of the first and the last noted step
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
-        self._again, self._noted = 1, 0  # steps after which its lines are read again, and at which they were
+        self._again = 1  # steps after which its lines are read again
         self._lost = 0.0  # seconds of steps that were counted
         self._cpu = self._cpu_first = self._cpu_lost = 0.0  # s of the training thread's own
         self._count: Operators | None = None  # under way
@@ -230,7 +230,7 @@ class Watch:
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
             optimizer_line=self._find_text(OPTIMIZER),
-            unsound=tuple(self._find_unsound(counted)),
+            unsound=tuple(self._find_unsound()),
             float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
             small_batch=self._find_small_batch(found, counted),
             gates=counted.gates if counted and not counted.recurrences else 0,
@@ -264,7 +264,7 @@ class Watch:
             return
         try:
             if id(optimizer) not in self._optimizers:
-                self._optimizers[id(optimizer)] = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                self._optimizers[id(optimizer)] = set(map(id, weights_of(optimizer)))
             if self._by_hand:  # steps were only rare, as where gradients are added up
                 self._by_hand, self.steps = False, 0
             if self._soundness.note_optimizer(optimizer, self._main):
@@ -275,11 +275,7 @@ class Watch:
             if self._main is None or (self._optimizer is None and self._turns > TURNS):
                 self._main = optimizer
             if optimizer is self._main:
-                looks = self._note_step(time.perf_counter(), sys._getframe(1))
-                seen = {self.roles.modules[look.root]() for look in looks if look.root}
-                self._soundness.note_step(optimizer, seen)
-                if self.steps == self._noted:
-                    self._soundness.note_gradients(optimizer)
+                self._note_step(time.perf_counter(), sys._getframe(1), optimizer)
         except Exception as error:  # told in the report; the person's step goes on
             self._problems.append(f"a step was not noted: {type(error).__name__}: {error}")
 
@@ -289,8 +285,7 @@ class Watch:
             self._thread = self._sampler.watched = threading.get_ident()
         return threading.get_ident() == self._thread
 
-    def _note_step(self, now: float, frame: FrameType) -> list[CallStack]:
-        """Return what was seen since the step before."""
+    def _note_step(self, now: float, frame: FrameType, optimizer: torch.optim.Optimizer | None = None) -> None:
         self.steps += 1
         self._due = False
         seen = self._sampler.end_step() if self._count is None else []
@@ -303,7 +298,9 @@ class Watch:
         if seen:  # to ask for it after every step would cost a small one 1 % of its time
             self._cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if self.steps >= self._again:  # ever more rarely
-            self._again, self._noted = 2 * self.steps, self.steps
+            self._again = 2 * self.steps
+            if optimizer is not None:
+                self._soundness.note_gradients(optimizer)
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
         if torch.cuda.is_initialized():
@@ -311,7 +308,8 @@ class Watch:
         if self.steps in COUNTED and self._may_count():
             self._start_counting()
         self._due = self._due or self._count is not None or self._event is not None
-        return seen
+        if optimizer is not None:
+            self._soundness.note_step(optimizer, {self.roles.modules[look.root]() for look in seen if look.root})
 
     def _may_count(self) -> bool:
         if any(c.count > MANY for c in self._counted):
@@ -501,14 +499,12 @@ class Watch:
         unused = sum(size for weight, size in self._reached.items() if weight not in moved)
         return unused / max(sum(self._reached.values()), 1)
 
-    def _find_unsound(self, counted: Operators | None) -> Iterator[tuple[Unsound, Line | None]]:
+    def _find_unsound(self) -> Iterator[tuple[Unsound, Line | None]]:
         backward = self._line(self._backward[0]) if self._backward else None
         broadcast = next((c.broadcast for c in self._counted if c.broadcast), None)
         for found in self._soundness.find(broadcast is not None):
-            line = self._find_text(found.pattern) if found.pattern else None
-            if found.reason == "BROADCAST" and broadcast:
-                line = self._line(broadcast)
-            yield found, line or backward
+            line = self._line(broadcast) if found.reason == "BROADCAST" and broadcast else None
+            yield found, line or (found.pattern and self._find_text(found.pattern)) or backward
 
     def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
         """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
@@ -523,15 +519,14 @@ class Watch:
 
     def _find_text(self, pattern: str) -> Line | None:
         """Return the first line with a text in the person's functions that were seen to run, else in their files."""
-        for code in self.roles.codes:
-            for at in sorted({at for *_, at in code.co_lines() if at}):
-                text = source.read_line(code.co_filename, at)
-                if re.search(pattern, text.partition("#")[0]) and not text.startswith(("import ", "from ")):
-                    return Line(code.co_filename, at, text, "outside", 0.0)
-        for file in dict.fromkeys(code.co_filename for code in self.roles.codes):
-            for at, text in enumerate(linecache.getlines(file), 1):
-                if re.search(pattern, text.partition("#")[0]):
-                    return Line(file, at, text.strip(), "outside", 0.0)
+        codes = self.roles.codes
+        places = [(code.co_filename, at) for code in codes for at in sorted({at for *_, at in code.co_lines() if at})]
+        for file in dict.fromkeys(code.co_filename for code in codes):
+            places += [(file, at) for at in range(1, len(linecache.getlines(file)) + 1)]
+        for file, at in places:
+            text = source.read_line(file, at)
+            if re.search(pattern, text.partition("#")[0]) and not text.startswith(("import ", "from ")):
+                return Line(file, at, text, "outside", 0.0)
         return None
 
     def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
