@@ -2,13 +2,17 @@ import json
 import os
 import random
 import shutil
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
 
 from cpbkit import atomic
 from cpbkit.data.archive import Piece, Record
@@ -183,12 +187,12 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("CPBKIT_CACHE", str(tmp_path / "here"))
     assert cache_folder() == tmp_path / "here" == Store().folder
     monkeypatch.delenv("CPBKIT_CACHE")
-    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "cpbkit"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert cache_folder() == tmp_path / "Library" / "Caches" / "cpbkit"
+    assert sys.platform != "linux" or cache_folder() == tmp_path / "cpbkit"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    for platform, folder in ((MacOS, "Library/Caches/cpbkit"), (Unix, ".cache/cpbkit")):
+        monkeypatch.setattr("platformdirs.PlatformDirs", platform)
+        assert cache_folder() == Path.home() / folder
 
 
 def test_list_verify_and_remove(tmp_path):

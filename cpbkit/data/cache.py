@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import filelock
 import numpy as np
+import platformdirs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -137,13 +137,7 @@ def cache_folder() -> Path:
     """Return where the cache is: CPBKIT_CACHE, or the folder that the platform has for caches."""
     if named := os.environ.get("CPBKIT_CACHE"):
         return Path(named).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
-    elif sys.platform == "darwin":
-        base = Path("~/Library/Caches")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return base.expanduser() / "cpbkit"
+    return platformdirs.user_cache_path("cpbkit", appauthor=False, opinion=False)  # no folder of an author, none inside
 
 
 def second_places() -> list[Path]:
