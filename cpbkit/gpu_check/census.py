@@ -1,4 +1,4 @@
-"""Counting what a step asks of torch, call by call: launches, waits, FLOP, bytes, and what stays alive."""
+"""Counting what a step asks of torch, call by call: launches, waits, FLOP, and what stays alive."""
 
 import os
 import sys
@@ -10,8 +10,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-
-from cpbkit.gpu_check.rnn_path import Recurrence
 
 aten = torch.ops.aten
 # No kernel runs for these on a GPU: they only describe memory.
@@ -37,22 +35,13 @@ class Census(TorchDispatchMode):
         super().__init__()
         self.kernels = 0
         self.waits: list[str] = []  # file:line of the person's code
-        self.costs: list[tuple[int, int]] = []  # (FLOP, bytes read and written) of each launch
+        self.flop = 0
         self.live: list[int] = []  # bytes made since the start that are alive, after each step
-        self.recurrences: list[Recurrence] = []  # library layers that were called
+        self.recurrences = 0  # library layers that were called, whose FLOP nobody counts
         self.gates = 0  # sigmoids and tanhs: many of them are a recurrence written out
         self.precision = "float32"  # of the last matrix product
         self.read: set[int] = set()  # storages of the tensors that were read
-        self.paused = True  # until entered, and within a layer that is counted as a whole
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __enter__(self):
-        self.paused = False
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.paused = True
-        return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         packet, kwargs = function._overloadpacket, kwargs or {}
@@ -60,8 +49,6 @@ class Census(TorchDispatchMode):
             out = 0.0  # a meta tensor has no value; the step goes on with this one
         else:
             out = function(*args, **kwargs)
-        if self.paused:
-            return out
         made, read = (
             [t for t in tree_leaves(things) if isinstance(t, torch.Tensor)] for things in (out, (args, kwargs))
         )
@@ -74,13 +61,10 @@ class Census(TorchDispatchMode):
             return out
         self.kernels += 1
         self.gates += packet in GATES
-        if packet in LIBRARY:
-            self.recurrences.append(Recurrence())
-        formula = flop_registry.get(packet)
-        if formula:
+        self.recurrences += packet in LIBRARY
+        if packet in flop_registry:
             self.precision = str(read[0].dtype).removeprefix("torch.")
-        flop = int(formula(*args, **kwargs, out_val=out)) if formula else 0
-        self.costs.append((flop, sum(t.nbytes for t in (*read, *made))))
+            self.flop += int(flop_registry[packet](*args, **kwargs, out_val=out))
         return out
 
     def end_step(self) -> None:

@@ -272,9 +272,9 @@ def _double(clock, step: Step, resident, device: float, n: Numbers) -> float:
 def _arithmetic(census: Census, place: str) -> float:
     """Return the ms of the counted FLOP at the chip's stated peak; NaN without its name, or where not all is seen."""
     chip = find_chip(torch.cuda.get_device_name(place)) if place.startswith("cuda") else None
-    if chip is None or census.recurrences or not census.costs:
+    if chip is None or census.recurrences or not census.kernels:
         return NAN
-    return sum(flop for flop, _ in census.costs) / chip.peak(census.precision) * 1e3
+    return census.flop / chip.peak(census.precision) * 1e3
 
 
 def _check(loss) -> None:
