@@ -6,7 +6,8 @@ from torch import nn
 from toys import WrittenLSTM
 
 from cpbkit.gpu_check.census import Census
-from cpbkit.gpu_check.rnn_path import Path, Recurrence, predict_path, read_path
+from cpbkit.gpu_check.probes import predict_path
+from cpbkit.gpu_check.trace import read_path
 from cpbkit.hardware.chips import CHIPS
 
 
@@ -39,44 +40,19 @@ def test_what_stays_alive():
     assert census.live == [400, 800, 1200]
 
 
-# The rules of PyTorch's RNN.cpp, case by case.
-PATHS = [
-    (Recurrence("lstm", 128), (7, 5), Path("persistent", "persistent", "")),
-    (Recurrence("lstm", 129), (7, 5), Path("persistent", "standard", "")),
-    (Recurrence("gru", 192), (8, 0), Path("persistent", "standard", "")),
-    (Recurrence("gru", 193), (8, 0), Path("standard", "standard", "")),
-    (Recurrence("relu", 256), (7, 5), Path("persistent", "persistent", "")),
-    (Recurrence("tanh", 384), (7, 5), Path("persistent", "standard", "")),
-    (Recurrence("lstm", 64, packed=True), (7, 5), Path("standard", "standard", "")),
-    (Recurrence("lstm", 64, dtype="float64"), (7, 5), Path("standard", "standard", "")),
-    (Recurrence("lstm", 64, projection=16), (7, 5), Path("standard", "standard", "")),
-    (Recurrence("lstm", 64, dtype="bfloat16"), (7, 5), Path("native", "native", "")),
-    (Recurrence("lstm", 64, dtype="bfloat16"), (9, 0), Path("persistent", "persistent", "")),
-    (Recurrence("lstm", 512, 128, dtype="float16", batch=64), (8, 0), Path("persistent", "persistent", "")),
-    (Recurrence("lstm", 512, 128, dtype="float16", batch=64), (7, 5), Path("standard", "standard", "")),
-    (Recurrence("lstm", 512, 128, dtype="float16", batch=80), (7, 0), Path("standard", "standard", "")),
-    (Recurrence("lstm", 512, 128, dtype="float16", batch=96), (7, 0), Path("persistent", "persistent", "")),
-    (Recurrence("gru", 512, 128, dtype="float16", batch=64), (8, 0), Path("standard", "standard", "")),
-    (Recurrence("lstm", 512, 128, 2, dtype="float16", batch=64), (8, 0), Path("standard", "standard", "")),
-    (Recurrence("lstm", 512, 128, dtype="float16", batch=64), (8, 6), Path("standard", "standard", "")),
-]
-
-
-@pytest.mark.parametrize(("recurrence", "capability", "path"), PATHS)
-def test_the_path_follows_the_rules(recurrence, capability, path):
-    found = predict_path(recurrence, capability, multiprocessors=108, cudnn=91300)
-    assert (found.forward, found.backward) == (path.forward, path.backward)
-    assert found.reason
-
-
-def test_switches_that_change_the_path():
-    assert predict_path(Recurrence(), enabled=False).name == "native"
-    assert predict_path(Recurrence(), cudnn=8100).name == "cudnn standard"  # the small kernels came with 8.2.1
-    assert predict_path(Recurrence(), (5, 0)).name == "cudnn standard"
-    assert predict_path(Recurrence(dtype="bfloat16"), (9, 0), cudnn=91002).name == "native"
-    assert predict_path(Recurrence(hidden=129)).name == "cudnn standard"
-    with pytest.raises(ValueError, match="mode must be one of lstm, gru, relu, tanh; got 'elman'"):
-        Recurrence("elman")
+@pytest.mark.parametrize(
+    ("hidden", "chip", "path"),
+    [
+        (128, {}, "cudnn persistent"),
+        (129, {}, "cudnn standard"),
+        (128, {"enabled": False}, "native"),
+        (128, {"cudnn": 8100}, "cudnn standard"),  # the small kernels came with 8.2.1
+        (128, {"capability": (5, 0)}, "cudnn standard"),
+        (128, {"capability": (9, 0)}, "cudnn persistent"),
+    ],
+)
+def test_the_path_follows_the_rules_of_pytorch(hidden, chip, path):
+    assert predict_path(hidden, **chip) == path
 
 
 @pytest.mark.parametrize(

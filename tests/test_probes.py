@@ -11,7 +11,6 @@ from virtual import Launch, Machine, Workload
 
 from cpbkit.gpu_check.clocks import CYCLES, HostClock, find_middle, make_clock, measure_call, run_plug
 from cpbkit.gpu_check.probes import probe_machine, time_recurrence
-from cpbkit.gpu_check.rnn_path import Recurrence
 from cpbkit.gpu_check.trace import read_trace
 
 
@@ -164,15 +163,15 @@ def test_a_call_costs_what_a_clock_says():
 
 
 def test_a_wider_recurrence_takes_longer():
-    small, large = (time_recurrence(Recurrence(hidden=h, length=20), "cpu", 3) for h in (8, 256))
+    small, large = (time_recurrence(h, "cpu", repeats=3) for h in (8, 256))
     assert small["ms"] < large["ms"] and small["ran"] == ""
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("hidden", [64, 128, 129, 192, 193, 256])
-@pytest.mark.parametrize("mode", ["lstm", "gru"])
-def test_the_oracle_against_the_kernels_that_run(mode, hidden):
-    row = time_recurrence(Recurrence(mode, hidden, inputs=8, length=60), "cuda")
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_the_oracle_against_the_kernels_that_run(kind, hidden):
+    row = time_recurrence(hidden, "cuda", kind)
     assert row["predicted"] == row["ran"]
 
 

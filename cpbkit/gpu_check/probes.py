@@ -3,15 +3,16 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from statistics import median
 
 import torch
 from torch import nn
 
-from cpbkit.gpu_check.clocks import CudaClock, find_middle, make_clock, measure_call, time_block
-from cpbkit.gpu_check.numbers import NAN
-from cpbkit.gpu_check.rnn_path import Recurrence, predict_path, read_path
+from cpbkit.gpu_check.clocks import CudaClock, make_clock, measure_call, time_block
+from cpbkit.gpu_check.trace import read_path
 from cpbkit.hardware.chips import find_chip
+
+PERSISTENT = 128  # width up to which cuDNN's persistent kernels run backward too; forward it is 192
 
 
 def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
@@ -59,14 +60,25 @@ def probe_machine(device: str, seconds: float = 4.0) -> dict[str, float]:
     return found | {"memory free GB": free / 1e9, "memory GB": total / 1e9}
 
 
-def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
+def predict_path(hidden: int, capability: tuple[int, int] = (7, 5), cudnn: int = 91002, enabled: bool = True) -> str:
+    """Say what will run nn.LSTM or nn.GRU in float32 on a GPU: cuDNN's persistent or its standard kernels, or native.
+
+    The rule is that of PyTorch's aten/src/ATen/native/cudnn/RNN.cpp (get_algo): read, not measured. cudnn: as
+    torch.backends.cudnn.version() says it.
+    """
+    if not enabled:
+        return "native"
+    small = hidden <= PERSISTENT and capability >= (6, 0) and cudnn >= 8201
+    return "cudnn persistent" if small else "cudnn standard"
+
+
+def time_recurrence(hidden: int, device: str, kind: type[nn.LSTM] | type[nn.GRU] = nn.LSTM, repeats: int = 7) -> dict:
     """Time forward and backward of a layer; on a GPU hold the predicted path against the kernels that ran.
 
     Without a GPU the prediction is for a T4.
     """
-    kind, dtype = {"lstm": nn.LSTM, "gru": nn.GRU}[r.mode], getattr(torch, r.dtype)
-    layer = kind(r.inputs, r.hidden, r.layers, batch_first=True, bidirectional=r.bidirectional).to(device, dtype)
-    x = torch.randn(r.batch, r.length, r.inputs, device=device, dtype=dtype)
+    layer = kind(8, hidden, batch_first=True).to(device)
+    x = torch.randn(32, 60, 8, device=device)  # (B, L, C)
 
     def step() -> None:
         layer.zero_grad()
@@ -74,17 +86,13 @@ def time_recurrence(r: Recurrence, device: str, repeats: int = 7) -> dict:
 
     clock = make_clock(device)
     step()
-    row: dict[str, Any] = {
-        "hidden": r.hidden,
-        "ms": find_middle([time_block(clock, step) for _ in range(repeats)])[0] * 1e3,
-    }
+    ms = median(time_block(clock, step) for _ in range(repeats)) * 1e3
     if not isinstance(clock, CudaClock):
-        return row | {"chip": "T4", "predicted": predict_path(r).name, "ran": "", "kernels": NAN}
-    row["chip"] = torch.cuda.get_device_name(device)
+        return {"hidden": hidden, "ms": ms, "chip": "T4", "predicted": predict_path(hidden), "ran": ""}
     p, flags = torch.cuda.get_device_properties(device), torch.backends.cudnn
-    path = predict_path(r, (p.major, p.minor), p.multi_processor_count, flags.version(), flags.enabled)
+    predicted = predict_path(hidden, (p.major, p.minor), flags.version() or 0, flags.enabled)
     try:
-        trace = clock.trace(step)
+        ran = read_path(clock.trace(step).names)
     except (ValueError, RuntimeError) as error:
-        return row | {"predicted": path.name, "ran": f"not seen: {error}", "kernels": NAN}
-    return row | {"predicted": path.name, "ran": read_path(trace.names), "kernels": trace.kernels}
+        ran = f"not seen: {error}"
+    return {"hidden": hidden, "ms": ms, "chip": p.name, "predicted": predicted, "ran": ran}

@@ -16,8 +16,8 @@ from cpbkit.gpu_check.census import Census, take_census
 from cpbkit.gpu_check.clocks import find_middle, make_clock, measure_call, run_plug, time_block
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import NAN, Numbers
-from cpbkit.gpu_check.rnn_path import read_path
 from cpbkit.gpu_check.tensors import count_samples, find_misplaced, resize, to_device
+from cpbkit.gpu_check.trace import read_path
 from cpbkit.hardware.chips import find_chip
 from cpbkit.hardware.monitor import growth
 

@@ -1,5 +1,6 @@
 """A profiler trace in the schema of kineto, read into the few numbers a verdict needs."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -64,3 +65,14 @@ def read_trace(events: Iterable[dict]) -> Trace:
         else NAN,
         names=tuple(sorted({e["name"] for e in kernels})),
     )
+
+
+def read_path(kernels: tuple[str, ...]) -> str:
+    """Name what ran a recurrent layer from the kernels of a step, as `numbers.Numbers.rnn`; "" where none is seen."""
+    text = "\n".join(kernels)
+    persists = set(re.findall(r"[Pp]ersist\w*?_(fp|bp)", text))
+    if persists == {"fp", "bp"}:
+        return "cudnn persistent"
+    if persists or re.search(r"elemWiseRNN|LSTM_elementWise|GRU_elementWise", text):
+        return "cudnn standard"
+    return "native" if re.search(r"lstm_cell|gru_cell", text) else ""
