@@ -1,6 +1,7 @@
 """Counts, times and how far a sweep is, in the words that every view says them in."""
 
 import math
+from dataclasses import dataclass
 
 
 def duration(seconds: float) -> str:
@@ -11,11 +12,6 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60} m {seconds % 60:02d} s"
     return f"{seconds // 3600} h {seconds % 3600 // 60:02d} m"
-
-
-def time_left(seconds: float, at_most: bool) -> str:
-    """Say how long something still takes: `1 m 52 s left`, or `at most 1 m 52 s left`."""
-    return f"{'at most ' if at_most else ''}{duration(seconds)} left"
 
 
 def counted(number: int, noun: str) -> str:
@@ -36,17 +32,28 @@ def figure(value: float, digits: int = 6) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:,.{digits}g}"
 
 
-def standing(
-    done: int, total: int, share: float, seconds_left: float | None, at_most: bool, samples_per_second: float
-) -> list[str]:
-    """Say where a sweep stands, what matters first: `3 of 4 done`, `81 %`, `1 m 52 s left`, `11.8 k samples/s`."""
-    percent = math.floor(100 * share + 1e-9) if done < total else 100
-    parts = [f"{done} of {total} done", f"{percent} %"]
-    if done < total:
-        # What is not timed, as the judging at the end, may outlast the time left: then there is none to tell.
-        parts += [time_left(seconds_left, at_most)] if seconds_left is not None and round(seconds_left) else []
-        parts += [f"{amount(samples_per_second)} samples/s"] if samples_per_second else []
-    return parts
+@dataclass(frozen=True)
+class Standing:
+    """Where a sweep stands, as every view and `cpbkit status` tell it."""
+
+    done: int = 0  # series that are through
+    total: int = 0
+    share: float = 0.0  # of the work that is done
+    seconds_left: float | None = None  # at the pace so far; None before there is one
+    at_most: bool = False  # whether that is only the most there can be
+    samples_per_second: float = 0.0  # windows trained on
+
+    def words(self) -> list[str]:
+        """Say it, what matters first: `3 of 4 done`, `81 %`, `1 m 52 s left`, `11.8 k samples/s`."""
+        percent = math.floor(100 * self.share + 1e-9) if self.done < self.total else 100
+        parts = [f"{self.done} of {self.total} done", f"{percent} %"]
+        if self.done < self.total:
+            # What is not timed, as the judging at the end, may outlast the time left: then there is none to tell.
+            if self.seconds_left is not None and round(self.seconds_left):
+                parts.append(f"{'at most ' if self.at_most else ''}{duration(self.seconds_left)} left")
+            if self.samples_per_second:
+                parts.append(f"{amount(self.samples_per_second)} samples/s")
+        return parts
 
 
 def downloaded(done: int, total: int, size: int, seconds: float) -> str:

@@ -14,6 +14,7 @@ from test_views import EXPERIMENT, made_up_monitor, made_up_results
 
 from cpbkit.errors import UnknownName
 from cpbkit.evaluation.results import Running
+from cpbkit.quantities import Standing
 from cpbkit.views.live import Notebook, Terminal, browse, in_notebook, live, sentence
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.panels import SweepPicture
@@ -35,6 +36,9 @@ class State:
     @property
     def done(self):
         return len(self.results)
+
+    def standing(self):
+        return Standing(**{name: getattr(self, name) for name in vars(Standing())})
 
 
 class Clock:

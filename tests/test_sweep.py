@@ -303,7 +303,7 @@ def test_progress_tells_stages_shares_and_a_time_left(tmp_path):
     def hear(state):
         if not stages or stages[-1] != state.stage:
             stages.append(state.stage)
-        lefts.append(state.seconds_left)
+        lefts.append(state.standing().seconds_left)
         assert state.done + len(state.running) <= state.total
 
     begun = time.monotonic()

@@ -32,7 +32,7 @@ from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.results import MADE_UP, ResultLine
-from cpbkit.quantities import duration, figure, standing
+from cpbkit.quantities import Standing, duration, figure
 from cpbkit.texts import printable
 
 REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdicts take, and more for each series
@@ -354,16 +354,11 @@ def status(folder, as_json):
             now = f"stopped without {', '.join(missing[:6])}{more}. The command that started it goes on"
         else:
             now = "complete"
-        at = told if holder and told.get("total") == len(series) else {}
-        stands = standing(
-            len(results),
-            len(series),
-            at.get("share", len(results) / len(series)),
-            at.get("seconds_left"),
-            at.get("at_most", False),
-            at.get("samples_per_second", 0.0),
-        )
-        return "\n".join([f"{folder}: {', '.join([*stands, now])}", *origin, *trouble])
+        at: dict[str, Any] = {"share": len(results) / len(series)}
+        if holder and told.get("total") == len(series):
+            at |= {field.name: told[field.name] for field in dataclasses.fields(Standing) if field.name in told}
+        stands = Standing(**at | {"done": len(results), "total": len(series)})
+        return "\n".join([f"{folder}: {', '.join([*stands.words(), now])}", *origin, *trouble])
 
     show(document, as_json, text)
 

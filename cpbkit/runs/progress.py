@@ -10,6 +10,7 @@ import pandas as pd
 from cpbkit.config.experiment import Experiment
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.hardware.monitor import Monitor
+from cpbkit.quantities import Standing
 from cpbkit.runs.plan import Plan
 from cpbkit.runs.worker import Progress
 
@@ -109,20 +110,12 @@ class State:
         begun = self.saved | {name: one.share for name, one in self.running.copy().items()}  # a view may be a thread
         return (self.done + sum(begun.values())) / self.total
 
-    @property
-    def seconds_left(self) -> float | None:
-        """The time left at the pace so far; None before there is one."""
-        return self.pace.seconds_left(self.missing, [line.epochs for line in self.results if line.epochs])
-
-    @property
-    def at_most(self) -> bool:
-        """Whether the time left is only the most there can be: models may stop early, and none is through yet."""
-        return self.pace.patience < self.pace.epochs and not any(line.epochs for line in self.results)
-
-    @property
-    def samples_per_second(self) -> float:
-        """Windows trained on a second."""
-        return self.pace.samples_per_second
+    def standing(self) -> Standing:
+        """Say how far it is and how long it has to go, which of a large sweep takes a moment."""
+        epochs = [line.epochs for line in self.results if line.epochs]
+        left = self.pace.seconds_left(self.missing, epochs)
+        at_most = self.pace.patience < self.pace.epochs and not epochs  # models may stop early, and none is through yet
+        return Standing(self.done, self.total, self.share, left, at_most, self.pace.samples_per_second)
 
     @property
     def monitor(self) -> pd.DataFrame | None:

@@ -417,13 +417,8 @@ def _leave_word(run: RunFolder, state: State) -> None:
     run.tell(
         {
             "stage": state.stage,
-            "done": state.done,
-            "total": state.total,
-            "share": state.share,
+            **vars(state.standing()),
             "running": {name: round(one.share, 4) for name, one in state.running.items()},
-            "seconds_left": state.seconds_left,
-            "at_most": state.at_most,
-            "samples_per_second": state.samples_per_second,
         }
     )
 

@@ -19,7 +19,7 @@ from cpbkit.config.experiment import Experiment
 from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.hardware.environment import in_notebook
-from cpbkit.quantities import duration, standing
+from cpbkit.quantities import Standing, duration
 from cpbkit.views.controls import WIDGET, Controls, Stop, hear
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.page import status_line
@@ -47,20 +47,6 @@ def live(experiment: Experiment, name: str = "", stop: Stop | None = None) -> Vi
     return Notebook(experiment, name, stop=stop) if in_notebook() else Terminal()
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a view last heard of a sweep, which goes on while this is drawn."""
-
-    results: list[ResultLine]
-    running: dict[str, Running]
-    stage: str
-    total: int
-    share: float
-    seconds_left: float | None
-    at_most: bool
-    samples_per_second: float
-
-
 class Notebook:
     """The sweep as a line that changes every second and a picture that follows it, both replaced in place.
 
@@ -79,7 +65,10 @@ class Notebook:
         made_up = experiment.data.source == "synthetic"
         self.picture = SweepPicture(experiment.series, title, experiment.training.epochs, made_up)
         self._clock, self._lock, self._over = clock, threading.Lock(), threading.Event()
-        self._seen, self._opened = Seen([], {}, "", len(experiment.series), 0.0, None, False, 0.0), False
+        # What was last heard of the sweep, which goes on while this is drawn.
+        self._results: list[ResultLine] = []
+        self._running: dict[str, Running] = {}
+        self._stage, self._standing, self._opened = "", Standing(), False
         self._begun = self._heard = self._worded = self._drawn = clock()
         self._cost = 0.0  # s of a core, of the last picture
         self._take_monitor: Callable[[], Any] = lambda: None
@@ -102,31 +91,19 @@ class Notebook:
 
     def _take_up(self, state: "State", over: bool) -> None:
         """Keep a copy: the thread must not read what the sweep is changing."""
-        self._heard = self._clock()
-        results, running = list(state.results), dict(state.running)
-        if self._opened and self._heard - self._worded < LINE_PERIOD and not over:
-            # A large sweep has many words a second: estimates take time.
-            self._seen = replace(self._seen, results=results, running=running, stage=state.stage)
-            return
-        self._worded, self._take_monitor = self._heard, lambda: state.monitor
-        self._seen = Seen(
-            results=results,
-            running=running,
-            stage=state.stage,
-            total=state.total,
-            share=state.share,
-            seconds_left=state.seconds_left,
-            at_most=state.at_most,
-            samples_per_second=state.samples_per_second,
-        )
+        self._heard, self._take_monitor = self._clock(), lambda: state.monitor
+        self._results, self._running, self._stage = list(state.results), dict(state.running), state.stage
+        # A large sweep has many words a second: estimates take time.
+        if over or not self._opened or self._heard - self._worded >= LINE_PERIOD:
+            self._worded, self._standing = self._heard, state.standing()
 
     def _open(self) -> None:
         from IPython import get_ipython  # only kernels have it
         from IPython.display import display
 
         self._opened, self._begun, self._thread = True, self._clock(), threading.get_ident()
-        if self._stop and len(self._seen.results) < self._seen.total:
-            self._controls = Controls(self._stop, self._seen.running)
+        if self._stop and len(self._results) < self._standing.total:
+            self._controls = Controls(self._stop, self._running)
         self._line = display(self._status(), raw=True, display_id=True)
         self._image = display(self._drawing(), raw=True, display_id=True)
         self._shell = get_ipython()
@@ -144,7 +121,7 @@ class Notebook:
         """Show the present in the line, and in the picture where it is time for it."""
         self._line.update(self._status(), raw=True)
         if self._controls:
-            self._controls.offer(self._seen.running)
+            self._controls.offer(self._running)
             if self._controls.paused:
                 return
         if self._clock() - self._drawn >= max(PERIOD, self._cost / SHARE):
@@ -170,25 +147,26 @@ class Notebook:
                 self._close(stopped=True)
 
     def _drawing(self) -> dict[str, str]:
-        seen, self._drawn = self._seen, self._clock()
-        html = self.picture.html(seen.results, seen.running, self._take_monitor(), seen.seconds_left)
-        return {"text/html": html, "text/plain": tally(seen.results, len(seen.running), seen.total)}
+        self._drawn = self._clock()
+        html = self.picture.html(self._results, self._running, self._take_monitor(), self._standing.seconds_left)
+        return {"text/html": html, "text/plain": tally(self._results, len(self._running), self._standing.total)}
 
     def _status(self, stopped: bool = False) -> dict[str, str]:
-        seen, now = self._seen, self._clock()
-        done, silent = len(seen.results), now - self._heard
-        left = None if stopped or seen.seconds_left is None else max(0.0, seen.seconds_left - silent)
-        speed = 0.0 if stopped else seen.samples_per_second
-        parts = standing(done, seen.total, seen.share, left, seen.at_most, speed)
-        parts.append(f"{duration(now - self._begun)} elapsed")
-        stage = seen.stage if done < seen.total else ""
+        at, now = replace(self._standing, done=len(self._results)), self._clock()
+        silent = now - self._heard
+        if stopped:
+            at = replace(at, seconds_left=None, samples_per_second=0.0)
+        elif at.seconds_left is not None:
+            at = replace(at, seconds_left=max(0.0, at.seconds_left - silent))
+        parts = [*at.words(), f"{duration(now - self._begun)} elapsed"]
+        stage = self._stage if at.done < at.total else ""
         if stopped:
             stage = "stopped here; the same cell goes on from what is done"
         elif self._controls and self._controls.asked and stage:
             stage = f"{self._controls.asked}  ·  {stage}"
         elif stage and silent >= SILENCE:
             stage += f"  ·  nothing new for {duration(silent)}"
-        return status_line(seen.share, parts, stage)
+        return status_line(at.share, parts, stage)
 
 
 class Terminal:
@@ -284,10 +262,9 @@ def _columns(stream: TextIO) -> int:
 
 def sentence(state: "State") -> str:
     """Say where a sweep stands in one line, what matters first, without its stage."""
-    counts = Counter(result.status for result in state.results)
-    filled = int(BAR * state.share + 1e-9)
-    parts = [f"[{'#' * filled}{'.' * (BAR - filled)}]"]
-    parts += standing(state.done, state.total, state.share, state.seconds_left, state.at_most, state.samples_per_second)
+    counts, at = Counter(result.status for result in state.results), state.standing()
+    filled = int(BAR * at.share + 1e-9)
+    parts = [f"[{'#' * filled}{'.' * (BAR - filled)}]", *at.words()]
     parts += [f"{counts[word]} {word}" for word in ("sick", "failed") if counts[word]]
     return "  ".join(parts)
 
