@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import platform
 import re
@@ -13,6 +12,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 
@@ -101,12 +102,8 @@ def count_cores() -> int:
 
 
 def host_memory() -> int:
-    """Return the bytes of host memory that this process may use, those of its container; 0 where nothing says so."""
-    try:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
-    return min([whole, *(limit for limit, _ in container_memory())])
+    """Return the bytes of host memory that this process may use, those of its container."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in container_memory())])
 
 
 def container_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
@@ -145,18 +142,13 @@ def _memory_groups(root: Path) -> list[tuple[Path, tuple[str, str]]]:
     return found
 
 
-def free_memory(device: str = "cpu") -> float:
-    """Return the bytes of a device that programs may still take; infinity where the system does not say."""
+def free_memory(device: str = "cpu") -> int:
+    """Return the bytes of a device that programs may still take."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = math.inf
-    return min([free, *(float(left) for _, left in container_memory())])
+    return min([psutil.virtual_memory().available, *(left for _, left in container_memory())])
 
 
 def find_clearable(home: Path, temporary: Path) -> tuple[tuple[str, int], ...]:

@@ -1,7 +1,7 @@
 """What the device and the host did over time: a sampling thread, the status line, and the test for growth."""
 
+import contextlib
 import math
-import os
 import sys
 import threading
 import time
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 
 from cpbkit.hardware.environment import count_cores, free_memory, host_memory
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
@@ -33,37 +34,25 @@ LIMIT = 20_000  # samples held; then every second one is dropped and the period 
 LEAK = 64 * 1024  # bytes a step
 
 
-def list_children() -> list[str]:
-    """Return the folders in /proc of this process's children."""
-    children: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            children += (task / "children").read_text().split()
-        except OSError:  # a thread that has just ended, or a kernel without this file
-            continue
-    return [f"/proc/{pid}" for pid in children]
+def list_processes() -> list[psutil.Process]:
+    """Return this process and its children."""
+    found, tasks = [psutil.Process()], Path("/proc/self/task")
+    if not tasks.exists():
+        return found + found[0].children()
+    for task in tasks.iterdir():  # psutil would look through all processes of the machine for them
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):  # a thread or a child that has just ended
+            found += map(psutil.Process, map(int, (task / "children").read_text().split()))
+    return found
 
 
-def host_use() -> tuple[float, float, str]:
-    """Return (bytes resident, CPU seconds so far) of this process and its children, and what is missing."""
-    past = os.times()
-    seconds = time.process_time() + past.children_user + past.children_system
-    if not Path("/proc/self/statm").exists():
-        import resource
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        size *= 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
-        return float(size), seconds, "host memory is the peak so far, of this process: no /proc here"
-    page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-    size = int(Path("/proc/self/statm").read_text().split()[1]) * page
-    for folder in list_children():
-        try:
-            size += int(Path(folder, "statm").read_text().split()[1]) * page
-            fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # a child that has just ended
-            continue
-        seconds += sum(map(int, fields[11:15])) / tick  # its own, and of the children it waited for
-    return float(size), seconds, ""
+def host_use() -> tuple[float, float]:
+    """Return (bytes resident, CPU seconds so far) of this process and its children."""
+    size = seconds = 0.0
+    for process in list_processes():
+        with contextlib.suppress(psutil.Error):  # a child that has just ended
+            size += process.memory_info().rss
+            seconds += sum(process.cpu_times()[:4])  # its own, and of the children it waited for
+    return size, seconds
 
 
 class Monitor:
@@ -129,15 +118,13 @@ class Monitor:
     def _sample(self, text: str) -> None:
         with self._lock:
             now = time.perf_counter()
-            host, seconds, problem = host_use()
-            self._note(problem)
-            if now - self._last > 0.05:  # /proc counts children in 10 ms ticks: a shorter gap is noise
+            host, seconds = host_use()
+            if now - self._last > 0.05:  # the system counts in 10 ms ticks: a shorter gap is noise
                 share = (seconds - self._seconds) / (now - self._last) / self._cores
                 self._utilisation = 100 * max(share, 0.0)  # a child that ended takes its seconds along
                 self._last, self._seconds = now, seconds
             at = now - self._start
-            used = host_memory() - free_memory()
-            used = used if math.isfinite(used) else math.nan
+            used = float(host_memory() - free_memory())
             rows = [(at, "cpu", math.nan, math.nan, used, host, self._utilisation, math.nan, math.nan, "", text)]
             rows += [self._device_row(at, i, handle, host) for i, handle in enumerate(self._handles)]
             self._samples.append(rows)
