@@ -158,7 +158,7 @@ def form_of(kind: Any) -> Any:
         }
     inner = typing.get_args(kind)
     if typing.get_origin(kind) in (tuple, list):
-        return [form_of(inner[0])]
+        return [form_of(inner[0])] if len(inner) == 1 or inner[1] is Ellipsis else tuple(map(form_of, inner))
     if typing.get_origin(kind) is dict:
         return {"*": form_of(inner[1])}
     return object if kind is Any else kind

@@ -10,7 +10,7 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from cpbkit import atomic, foreign
 from cpbkit.config.given_parts import name_parts
@@ -312,17 +312,9 @@ def from_dict(raw: dict) -> Experiment:
         known = {f.name: f.type for f in dataclasses.fields(cls)}
         for key, value in raw.get(name, {}).items():
             check_name(f"setting of {name}", key, known)
-            foreign.check(value, _form(known[key]), key)
+            foreign.check(value, foreign.form_of(known[key]), key)
         parts[name] = cls(**{key: _tuples(value) for key, value in raw.get(name, {}).items()})
     return Experiment(preset=raw.get("preset", "own"), **parts)
-
-
-def _form(kind: Any) -> Any:
-    """Return the form, as `foreign.check` takes it, of a setting of this type."""
-    if get_origin(kind) is not tuple:
-        return kind
-    items = get_args(kind)
-    return [_form(items[0])] if items[-1] is Ellipsis else tuple(map(_form, items))
 
 
 def _tuples(value):
