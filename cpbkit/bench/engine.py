@@ -1,19 +1,18 @@
 """This kit's own steps under the stopwatch: a stack here, or stacks in a process each, as the sweep runs them."""
 
+import atexit
 import functools
 import multiprocessing
+import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import torch
 
 from cpbkit.bench.gauges import wait
 from cpbkit.config.experiment import Experiment, vary
-from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
 from cpbkit.training.loop import Fit, assemble, fit
 from cpbkit.training.stack import Stack
@@ -73,80 +72,55 @@ class Workers:
 
     def __init__(self, count: int):
         context = multiprocessing.get_context("spawn")
-        self.pipes: list[Connection] = []
-        self.processes: list[BaseProcess] = []
-        self.busy: list[Connection] = []
+        deaf = signal.SIGINT, signal.SIG_IGN  # an interrupt is for the process that asks, which then ends these
+        # A pool each, since a stack stays in the process that has it.
+        self.pools = [ProcessPoolExecutor(1, context, signal.signal, deaf) for _ in range(count)]
+        self.busy: list[ProcessPoolExecutor] = []
         self.threads = 1
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.join(10)
-            if process.is_alive():
-                process.terminate()
+        for pool in self.pools:
+            pool.shutdown(cancel_futures=True)
 
     def start(self, jobs: Sequence[Job], warm_up: int) -> None:
         """Give each worker a stack, in place of the one it had."""
-        self.busy = self.pipes[: len(jobs)]
+        self.busy = self.pools[: len(jobs)]
         self.rows = sum(len(job.series) for job in jobs)
         begun = time.perf_counter()
-        answers = self._ask([("start", job, warm_up) for job in jobs])
+        started = [pool.submit(_start, job, warm_up) for pool, job in zip(self.busy, jobs, strict=True)]
+        taken: list = [answer.result() for answer in started]
         self.seconds_to_start = time.perf_counter() - begun
-        self.memory = None if None in answers else sum(answers)
+        self.memory = None if None in taken else sum(taken)
 
     def run(self, steps: int) -> tuple[float, float]:
         """Step all stacks at once, and return wall seconds and the CPU seconds of all."""
         begun = time.perf_counter()
-        cpu = self._ask([("run", steps)] * len(self.busy))
-        return time.perf_counter() - begun, sum(cpu)
+        running = [pool.submit(_run, steps) for pool in self.busy]
+        cpu = sum(answer.result() for answer in running)
+        return time.perf_counter() - begun, cpu
 
     def call(self, function: Callable, *arguments):
         """Return what a function gives in one of the processes, or in this one where there are none."""
-        if not self.pipes:
-            return function(*arguments)
-        self.busy = self.pipes[:1]
-        return self._ask([("call", function, *arguments)])[0]
-
-    def _ask(self, questions: Sequence[tuple]) -> list:
-        for pipe, question in zip(self.busy, questions, strict=True):
-            pipe.send(question)
-        answers = []
-        for pipe in self.busy:
-            answer, error = pipe.recv()
-            if error:
-                raise CpbkitError(f"a worker of the benchmark failed:\n{error}")
-            answers.append(answer)
-        return answers
+        return self.pools[0].submit(_call, function, *arguments).result() if self.pools else function(*arguments)
 
 
-def _serve(pipe) -> None:
-    here: Here | None = None
-    while True:
-        try:
-            what, *arguments = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            if what == "start":
-                here = None  # before the next one: both at once would count as its memory
-                job, warm_up = arguments
-                here = Here(functools.partial(engine, job), len(job.series), job.device, job.threads, warm_up)
-                pipe.send((here.memory, ""))
-            elif what == "call":
-                here = None  # and would leave less for a plan
-                pipe.send((arguments[0](*arguments[1:]), ""))
-            elif here:
-                pipe.send((here.run(*arguments)[1], ""))
-        except Exception:
-            pipe.send((None, traceback.format_exc()))
+_held: list[Here] = []  # in a worker: the stack it steps, let go before anything else takes or measures memory
+atexit.register(_held.clear)  # a training that ends with the interpreter cannot put torch's settings back
+
+
+def _start(job: Job, warm_up: int) -> int | None:
+    _held.clear()
+    _held.append(Here(functools.partial(engine, job), len(job.series), job.device, job.threads, warm_up))
+    return _held[0].memory
+
+
+def _run(steps: int) -> float:
+    return _held[0].run(steps)[1]
+
+
+def _call(function: Callable, *arguments):
+    _held.clear()
+    return function(*arguments)
