@@ -7,11 +7,10 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
-from cpbkit.bench.engine import Here, Job, Workers, engine
+from cpbkit.bench.engine import Here, Job, Workers
 from cpbkit.bench.market import make_series
 from cpbkit.bench.report import about, table
 from cpbkit.bench.sweep import MODELS, count_workers
@@ -44,16 +43,14 @@ def measure_stacks(models: int, processes: int, workers: Workers, say: Callable[
                 continue
             say(f"gru, width {width}: {processes} processes, stacks of {size}")
             jobs = [Job(experiment, series[i * size : (i + 1) * size], steps=200) for i in range(processes)]
-            workers.start(jobs, 1)
+            workers.start(jobs)
             ways.append(_time(workers, "processes", size, processes) | {"planned": size == planned})
             one = one or ways[0]["seconds"] * processes
         for threads in (1, processes):
             if models * one <= LIMIT:
                 say(f"gru, width {width}: one stack of {models}, {threads} threads")
                 here = None  # before the next one: both at once would count as its memory
-                here = Here(
-                    partial(engine, Job(experiment, series, threads=threads, steps=200)), models, "cpu", threads, 1
-                )
+                here = Here.of(Job(experiment, series, threads=threads, steps=200))
                 ways.append(_time(here, "stack" if threads == 1 else "threads", models, threads) | {"planned": False})
         best = min(way["seconds"] for way in ways)
         chosen = next(way["seconds"] for way in ways if way["planned"])

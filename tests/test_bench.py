@@ -170,12 +170,12 @@ def test_presets_are_measured_beside_each_other_and_told_in_order(monkeypatch):
 def test_workers_step_at_the_same_time_and_tell_what_went_wrong():
     e, series = experiment(), walk("A", 400, horizon_targets=4)
     with Workers(2) as workers:
-        workers.start([Job(e, (series,), steps=200), Job(e, (series,), steps=200)], 1)
+        workers.start([Job(e, (series,), steps=200), Job(e, (series,), steps=200)])
         wall, cpu = workers.run(2)
         assert workers.rows == 2 and wall > 0 and cpu > 0
         with pytest.raises(CpbkitError, match="the train split needs"):
-            workers.start([Job(e, (walk("A", 30, horizon_targets=4),))], 1)
-        workers.start([Job(e, (series,), steps=200)], 1)  # and goes on
+            workers.start([Job(e, (walk("A", 30, horizon_targets=4),))])
+        workers.start([Job(e, (series,), steps=200)])  # and goes on
         assert workers.rows == 1 and workers.run(1)[0] > 0
 
 
@@ -184,8 +184,8 @@ class FakeWorkers:
 
     memory = None
 
-    def start(self, jobs, warm_up):
-        self.rows, self.pace = sum(len(job.series) for job in jobs), 0.006 + 0.001 * len(jobs[0].series)
+    def start(self, jobs):
+        self.rows, self.pace = sum(job.rows for job in jobs), 0.006 + 0.001 * len(jobs[0].series)
 
     def run(self, steps):
         return steps * self.pace, 2 * steps * self.pace
@@ -231,7 +231,7 @@ def test_here_counts_the_memory_that_a_side_takes():
         while True:
             yield kept
 
-    here = Here(allocate, 3, "cpu", 1, 1)
+    here = Here(allocate, "cpu")
     assert here.memory is None or 60 << 20 < here.memory < 100 << 20
 
 

@@ -29,6 +29,11 @@ class Job:
     threads: int = 1
     steps: int = 1000  # more than will be asked for: no epoch ends under the stopwatch
 
+    @property
+    def rows(self) -> int:
+        """Models that one step moves: of a search, each series with each setting."""
+        return len(self.series) * len(self.experiment.training.trials())
+
 
 def engine(job: Job) -> Iterator[Stack]:
     """Step a stack for ever, with the sweep's own loop."""
@@ -40,10 +45,15 @@ def engine(job: Job) -> Iterator[Stack]:
 
 
 class Here:
-    """Something that steps in this process. rows: models that one step moves."""
+    """Something that steps in this process. rows: models that one step moves; warm_up: steps before the first timed."""
 
     def __init__(
-        self, start: Callable[[], Iterator], rows: int, device: str | torch.device, threads: int, warm_up: int
+        self,
+        start: Callable[[], Iterator],
+        device: str | torch.device,
+        rows: int = 1,
+        threads: int = 1,
+        warm_up: int = 2,
     ):
         self.rows, self.device, self.threads = rows, torch.device(device), threads
         begun = time.perf_counter()
@@ -51,6 +61,11 @@ class Here:
             self.steps = start()
             self.run(warm_up)
         self.memory, self.seconds_to_start = taken["bytes"], time.perf_counter() - begun
+
+    @classmethod
+    def of(cls, job: Job) -> "Here":
+        """Step a stack."""
+        return cls(functools.partial(engine, job), job.device, job.rows, job.threads)
 
     def run(self, steps: int) -> tuple[float, float]:
         """Step, and return wall and CPU seconds."""
@@ -85,12 +100,12 @@ class Workers:
         for pool in self.pools:
             pool.shutdown(cancel_futures=True)
 
-    def start(self, jobs: Sequence[Job], warm_up: int) -> None:
+    def start(self, jobs: Sequence[Job]) -> None:
         """Give each worker a stack, in place of the one it had."""
         self.busy = self.pools[: len(jobs)]
-        self.rows = sum(len(job.series) for job in jobs)
+        self.rows = sum(job.rows for job in jobs)
         begun = time.perf_counter()
-        started = [pool.submit(_start, job, warm_up) for pool, job in zip(self.busy, jobs, strict=True)]
+        started = [pool.submit(_start, job) for pool, job in zip(self.busy, jobs, strict=True)]
         taken: list = [answer.result() for answer in started]
         self.seconds_to_start = time.perf_counter() - begun
         self.memory = None if None in taken else sum(taken)
@@ -111,9 +126,9 @@ _held: list[Here] = []  # in a worker: the stack it steps, let go before anythin
 atexit.register(_held.clear)  # a training that ends with the interpreter cannot put torch's settings back
 
 
-def _start(job: Job, warm_up: int) -> int | None:
+def _start(job: Job) -> int | None:
     _held.clear()
-    _held.append(Here(functools.partial(engine, job), len(job.series), job.device, job.threads, warm_up))
+    _held.append(Here.of(job))
     return _held[0].memory
 
 

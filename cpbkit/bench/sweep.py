@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpbkit.bench import gauges
-from cpbkit.bench.engine import Here, Job, Workers, engine
+from cpbkit.bench.engine import Here, Job, Workers
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.market import make_series
 from cpbkit.bench.twins import TWINS
@@ -31,7 +31,6 @@ GROWTH_STEPS = 100  # of every model
 GROWTH_BARS = 1500
 RATES = (2e-3, 1e-3, 5e-4)  # learning rates that a search tries at once
 LOOP, WELL, ENGINE = "loop", "loop done well", "engine"
-WARM_UP = 2  # steps
 LEAST_ROUNDS, CASE_SECONDS = 3, 8.0  # fewer rounds than an effort has, where they take longer
 SAMPLE = 30_000  # steps a job is prepared for at most; see Job.steps
 
@@ -47,6 +46,7 @@ class Effort:
 
 QUICK, FULL = Effort(0.15, 3, (1, 10, 40)), Effort(0.4, 5)
 Say = Callable[[str], None]
+Pace = tuple[float, float]  # steps of one model a second, and CPU seconds of one
 
 
 def bench_sweep(
@@ -149,17 +149,11 @@ def measure_case(
     series, where = make_series(experiment.task, models), device()
     # Elsewhere: what a plan tries leaves a process with memory that would speed up a loop which comes after it.
     plan = workers.call(make_plan, experiment, {one.name: one for one in series})
-    loop = Here(partial(loop_in_circulation, experiment, series[0], where), 1, where, 1, WARM_UP)
-    well = Here(partial(loop_done_well, experiment, series[0], where), 1, where, 1, WARM_UP)
+    loop = Here(partial(loop_in_circulation, experiment, series[0], where), where)
+    well = Here(partial(loop_done_well, experiment, series[0], where), where)
     loop.threads = well.threads = best_threads(loop)
     sides = {LOOP: loop, WELL: well, ENGINE: start_engine(experiment, series, plan, workers)}
-    steps = {side: block(runner, effort.seconds) for side, runner in sides.items()}
-    times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
-    for _ in rounds(effort):
-        for side, runner in sides.items():
-            wall, cpu = runner.run(steps[side])
-            count = runner.rows * steps[side]
-            times[side].append((count / wall, cpu / count))
+    times = take_turns({side: make_turn(runner, effort) for side, runner in sides.items()}, effort)
     batch, flops = experiment.training.batch, count_flops(experiment)
     roofline = ceilings[experiment.training.precision] / flops  # model-steps a second
     rows = {side: _summary(runner, times[side], batch, roofline) for side, runner in sides.items()}
@@ -180,13 +174,28 @@ def measure_case(
     }
 
 
-def rounds(effort: Effort) -> Iterator[int]:
-    """Count the rounds: all of them, or the least where steps are so long that these would take too much time."""
+def make_turn(runner: Here | Workers, effort: Effort) -> Callable[[], Pace]:
+    """Return a function that steps for about as long as a block takes, and returns the pace."""
+    steps = max(1, round(effort.seconds / runner.run(1)[0]))
+
+    def turn() -> Pace:
+        wall, cpu = runner.run(steps)
+        count = runner.rows * steps
+        return count / wall, cpu / count
+
+    return turn
+
+
+def take_turns(sides: Mapping[str, Callable[[], Pace]], effort: Effort) -> dict[str, list[Pace]]:
+    """Return the paces of each side, round by round: in all rounds, or in the least where these took long."""
+    paces: dict[str, list[Pace]] = {side: [] for side in sides}
     begun = time.perf_counter()
     for turn in range(effort.rounds):
         if turn >= LEAST_ROUNDS and time.perf_counter() - begun > CASE_SECONDS:
-            return
-        yield turn
+            break
+        for side, measure in sides.items():
+            paces[side].append(measure())
+    return paces
 
 
 def best_threads(loop: Here) -> int:
@@ -205,21 +214,14 @@ def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, w
     known = {one.name: one for one in series}
     stacks = [tuple(known[name] for name in names) for names in plan.jobs]
     steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, stacks))))
-    if len(plan.devices) == 1:
-        return Here(
-            partial(engine, Job(experiment, stacks[0], plan.devices[0], 1, steps)), len(stacks[0]), device(), 1, WARM_UP
-        )
     jobs = [Job(experiment, stack, place, 1, steps) for stack, place in zip(stacks, plan.devices, strict=False)]
-    workers.start(jobs, WARM_UP)
+    if len(jobs) == 1:
+        return Here.of(jobs[0])
+    workers.start(jobs)
     return workers
 
 
-def block(runner: Here | Workers, seconds: float) -> int:
-    """Return how many steps fill a block."""
-    return max(1, round(seconds / runner.run(1)[0]))
-
-
-def compare(times: dict[str, list], ours: str, theirs: str) -> dict:
+def compare(times: dict[str, list[Pace]], ours: str, theirs: str) -> dict:
     """Return the ratio of two sides' paces, round by round, with both sides."""
     ratios = [a / b for (a, _), (b, _) in zip(times[ours], times[theirs], strict=True)]
     return {
@@ -232,7 +234,7 @@ def compare(times: dict[str, list], ours: str, theirs: str) -> dict:
     }
 
 
-def _summary(runner: Here | Workers, times: list, batch: int, roofline: float) -> dict:
+def _summary(runner: Here | Workers, times: list[Pace], batch: int, roofline: float) -> dict:
     paces = [pace for pace, _ in times]
     pace = statistics.median(paces)
     return {
@@ -253,20 +255,16 @@ def measure_growth(name: str, experiment: Experiment, workers: Workers, effort: 
     """Time the steps of more and more models; the loop takes them one after another, so its time is scaled from one."""
     where = device()
     series = make_series(experiment.task, max(effort.growth), GROWTH_BARS)
-    loop = Here(partial(loop_in_circulation, experiment, series[0], where), 1, where, 1, WARM_UP)
+    loop = Here(partial(loop_in_circulation, experiment, series[0], where), where)
     loop.threads = best_threads(loop)
     rows = []
     for count in effort.growth:
         runner = None  # before the next one: both at once would count as its memory
         plan = workers.call(make_plan, experiment, {one.name: one for one in series[:count]})
         runner = start_engine(experiment, series[:count], plan, workers)
-        steps, share = block(runner, effort.seconds), runner.rows / count
-        loop_steps = block(loop, effort.seconds)
-        ours, theirs = [], []
-        for _ in rounds(effort):
-            theirs.append(loop.run(loop_steps)[0] / loop_steps * count * GROWTH_STEPS)
-            ours.append(runner.run(steps)[0] / steps / share * GROWTH_STEPS)
-        rows.append({"models": count, ENGINE: statistics.median(ours), LOOP: statistics.median(theirs)})
+        times = take_turns({side: make_turn(one, effort) for side, one in ((LOOP, loop), (ENGINE, runner))}, effort)
+        seconds = {side: count * GROWTH_STEPS / statistics.median(pace for pace, _ in times[side]) for side in times}
+        rows.append({"models": count, **seconds})
     return {"case": name, "steps": GROWTH_STEPS, "rows": rows, "scaled": [LOOP]}
 
 
@@ -276,13 +274,9 @@ def measure_search(name: str, experiment: Experiment, models: int, workers: Work
     sides = {"search": vary(experiment, search=(("learning_rate", RATES),)), "sweep": experiment}
     known = {one.name: one for one in series}
     plans = {side: workers.call(make_plan, wanted, known) for side, wanted in sides.items()}
-    times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
-    for _ in rounds(effort):
-        for side, wanted in sides.items():
-            runner = None  # before the next one: a process holds one stack
-            runner = start_engine(wanted, series, plans[side], workers)
-            steps = block(runner, effort.seconds)
-            wall, cpu = runner.run(steps)
-            count = runner.rows * len(wanted.training.trials()) * steps
-            times[side].append((count / wall, cpu / count))
+
+    def turn(side: str) -> Pace:  # starts anew each time: a process holds one stack
+        return make_turn(start_engine(sides[side], series, plans[side], workers), effort)()
+
+    times = take_turns({side: partial(turn, side) for side in sides}, effort)
     return {"case": name, "settings": len(RATES), **compare(times, "search", "sweep")}
