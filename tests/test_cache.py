@@ -16,10 +16,11 @@ from platformdirs.unix import Unix
 
 from cpbkit import atomic
 from cpbkit.data.archive import Piece, Record
-from cpbkit.data.cache import RANK, Holding, Store, cache_folder, merge, second_places
+from cpbkit.data.cache import PART_AGE, RANK, Holding, Store, cache_folder, merge, second_places
 from cpbkit.errors import DataError
 
 HOUR = 3600 * 10**9
+PARTS = ("parts", "spot", "BTCUSDT_1h")
 
 
 def piece(kind, first, count, name=None, value=1.0, fetched="2025-03-01T00:00"):
@@ -161,7 +162,7 @@ def test_no_link_inside_a_cache_is_followed(tmp_path):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
         with pytest.raises(DataError, match="is a link, and no link inside a cache is followed; remove it"):
-            store.keep_part("spot", "BTCUSDT_1h", "a.zip", b"x")
+            store.keep(PARTS, "a.zip", b"x")
             store.update("spot", "BTCUSDT_1h", [piece("daily", 0, 1)])
         store.remove("spot", "BTCUSDT_1h") if "parquet" in at else link.unlink()
         assert not link.exists()
@@ -174,9 +175,9 @@ def test_no_link_inside_a_cache_is_followed(tmp_path):
 def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path, series):
     store = Store(tmp_path / "cache", also=[])
     (tmp_path / "OUT.parquet").write_text("mine")
-    for act in (store.path, store.read, store.part, store.update):
+    for act in (store.path, store.read, lambda *place: store.kept(place, "a.zip"), store.update):
         with pytest.raises(DataError, match="is named in letters, digits and _"):
-            act("spot", series, *{store.part: ["a.zip"], store.update: [[]]}.get(act, []))
+            act("spot", series, *([[]] if act == store.update else []))
     if series:
         with pytest.raises(DataError, match="is named in letters, digits and _"):
             store.remove("spot", series)
@@ -208,7 +209,7 @@ def test_list_verify_and_remove(tmp_path):
     assert store.verify() == store.list()
     assert [e.series for e in store.remove("spot", "BTCUSDT_1h")] == ["BTCUSDT_1h"]
     assert [(e.market, e.series) for e in store.list()] == [("spot", "ETHUSDT_1h"), ("um", "BTCUSDT_1h")]
-    store.keep_part("spot", "SOLUSDT_1h", "a.zip", b"left by a fetch that never went on")
+    store.keep(("parts", "spot", "SOLUSDT_1h"), "a.zip", b"left by a fetch that never went on")
     assert len(store.remove()) == 2 and store.list() == ()
     assert not list(tmp_path.rglob("a.zip*"))
 
@@ -250,20 +251,20 @@ def test_a_disk_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch
     with pytest.raises(DataError, match="cannot be written"):
         Store(tmp_path / "file", also=[]).update("spot", "BTCUSDT_1h", [])
     with pytest.raises(DataError, match="cannot be written"):
-        Store(tmp_path / "file", also=[]).keep_part("spot", "BTCUSDT_1h", "a.zip", b"x")
+        Store(tmp_path / "file", also=[]).keep(PARTS, "a.zip", b"x")
 
 
 def test_parts_survive_until_they_are_merged(tmp_path, monkeypatch):
     store = Store(tmp_path, also=[])
-    store.keep_part("spot", "BTCUSDT_1h", "a.zip", b"whole")
-    store.keep_part("spot", "BTCUSDT_1h", "b.zip", b"whole as well")
+    store.keep(PARTS, "a.zip", b"whole")
+    store.keep(PARTS, "b.zip", b"whole as well")
     (half,) = tmp_path.rglob("b.zip.*")
     half.write_bytes(b"whole as")
-    assert store.part("spot", "BTCUSDT_1h", "a.zip") == b"whole"
-    assert store.part("spot", "BTCUSDT_1h", "b.zip") is None
-    assert store.part("um", "BTCUSDT_1h", "a.zip") is None
+    assert store.kept(PARTS, "a.zip", PART_AGE) == b"whole"
+    assert store.kept(PARTS, "b.zip", PART_AGE) is None
+    assert store.kept(("parts", "um", "BTCUSDT_1h"), "a.zip") is None
     os.utime(next(tmp_path.rglob("a.zip.*")), (0, 0))
-    assert store.part("spot", "BTCUSDT_1h", "a.zip") is None, "a day later the venue may have rewritten it"
+    assert store.kept(PARTS, "a.zip", PART_AGE) is None, "a day later the venue may have rewritten it"
     orphan = store.path("spot", "BTCUSDT_1h").parent / ".BTCUSDT_1h.parquet.killed.part"
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"half")

@@ -22,7 +22,7 @@ import pandas as pd
 
 from cpbkit.data import archive
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece, Record
-from cpbkit.data.cache import RANK, CacheError, Holding, Opinion, Store, forget, merge
+from cpbkit.data.cache import PART_AGE, RANK, CacheError, Holding, Opinion, Store, forget, merge
 from cpbkit.data.download import Client, Gone, Pool, Retries, Unavailable
 from cpbkit.data.klines import (
     DAY_NS,
@@ -388,14 +388,15 @@ class _Fetch:
     def _get_file(self, order: Order, file: ArchiveFile, keep: bool = True) -> Piece | ArchiveFile:
         """Get and check a file of the archive; return the file itself when there is none. keep: until `update`."""
         read = functools.partial(archive.read_file, file, now=order.now, coins=order.contract.coins)
-        if keep and (kept := self.store.part(order.market, order.series, file.name)):
+        place = ("parts", order.market, order.series)
+        if keep and (kept := self.store.kept(place, file.name, PART_AGE)):
             return read(kept)
         found = get_file(self.client, self.hosts, file.path, read)
         if not found:
             return file
         piece, blob = found
         if keep and not piece.record.note:
-            self.store.keep_part(order.market, order.series, file.name, blob)
+            self.store.keep(place, file.name, blob)
         return piece
 
     def _get_rest(self, order: Order, start: int, end: int) -> Piece:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -241,9 +242,9 @@ class Store:
         self.drop_parts(market, series)
         return held
 
-    def keep_part(self, market: str, series: str, name: str, blob: bytes) -> None:
-        """Keep a verified download until `update`, so that a kill loses nothing that was whole."""
-        folder = self._parts(market, series)
+    def keep(self, place: tuple[str, ...], name: str, blob: bytes) -> None:
+        """Keep a verified download in a folder of the cache; `update` drops those in ("parts", market, series)."""
+        folder = self._folder(*place)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # The name carries the sha256: the content proves itself, and half a file is no file.
@@ -255,36 +256,16 @@ class Store:
         except OSError as error:
             raise _cannot_write(self.folder, error) from None
 
-    def part(self, market: str, series: str, name: str) -> bytes | None:
-        """Return a download that an interrupted fetch left, if it is whole and fresh."""
+    def kept(self, place: tuple[str, ...], name: str, age: float = math.inf) -> bytes | None:
+        """Return a download that was kept, if it is whole and not older than `age` seconds."""
+        folder = self._folder(*place)
         # Any of this fails when another process merges the same series and drops its parts.
         with contextlib.suppress(OSError):
-            for path in self._parts(market, series).iterdir():
-                if path.name.startswith(f"{name}.") and time.time() - path.stat().st_mtime < PART_AGE:
+            for path in folder.iterdir():
+                if path.name.startswith(f"{name}.") and time.time() - path.stat().st_mtime < age:
                     blob = path.read_bytes()
                     if path.name == f"{name}.{hashlib.sha256(blob).hexdigest()}":
                         return blob
-        return None
-
-    def keep(self, kind: str, name: str, blob: bytes) -> None:
-        """Keep a file of the archive for good; its name carries the sha256, so that the content proves itself."""
-        check_path_name(kind)
-        try:
-            folder = self._own("context", kind)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = self._own("context", kind, f"{Path(name).name}.{hashlib.sha256(blob).hexdigest()}")
-            if not path.exists():
-                atomic.write_bytes(path, blob)
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from None
-
-    def kept(self, kind: str, name: str) -> bytes | None:
-        """Return a file that was kept, if it is whole."""
-        check_path_name(kind)
-        for path in sorted((self.folder / "context" / kind).glob(f"{Path(name).name}.*")):
-            blob = path.read_bytes()
-            if path.name.endswith(hashlib.sha256(blob).hexdigest()):
-                return blob
         return None
 
     def list(self, market: str | None = None, series: str | None = None) -> tuple[Entry, ...]:
@@ -312,13 +293,13 @@ class Store:
         check_path_name(*filter(None, (market, series)))
         return tuple(sorted((self.folder / "klines").glob(f"{market or '*'}/{series or '*'}.parquet")))
 
-    def _parts(self, market: str, series: str) -> Path:
-        check_path_name(market, series)
-        return self._own("parts", market, series)
+    def _folder(self, *place: str) -> Path:
+        check_path_name(*place)
+        return self._own(*place)
 
     def drop_parts(self, market: str, series: str) -> None:
         """Forget the downloads that wait for `update`."""
-        shutil.rmtree(self._parts(market, series), ignore_errors=True)
+        shutil.rmtree(self._folder("parts", market, series), ignore_errors=True)
 
     @contextlib.contextmanager
     def _lock(self, market: str, series: str):

@@ -178,10 +178,10 @@ def _read(
     middle = f"/{file.interval}" if folder.endswith("Klines") else ""
     path = f"/data/futures/um/{file.kind}/{folder}/{file.symbol}{middle}/{file.name}"
     read = functools.partial(_parse, name, file, contract)
-    if kept := store.kept(folder, file.name):
+    if kept := store.kept(("context", folder), file.name):
         return read(kept)
     if found := binance.get_file(client, hosts, path, read):
-        store.keep(folder, file.name, found[1])
+        store.keep(("context", folder), file.name, found[1])
     return found[0] if found else None
 
 
