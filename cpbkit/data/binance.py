@@ -71,7 +71,7 @@ ENDED = 2 * DAY_NS  # without a bar, before the venue is asked whether a symbol 
 LISTING_LIMIT = 64 << 20  # bytes; all symbols of a market with their rules have 20 MB
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, int, str], None]  # done files, total files, bytes, what came last
-Job = tuple[str, Callable[[], Any]]  # what it gets, in words; the function that a thread runs
+Job = tuple[str, Callable[[], Any]]  # what of a series it gets, in words; the function that a thread runs
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Hosts:
         named = os.environ.get("CPBKIT_ARCHIVE_URL") or cls.archive_url
         return cls(named, os.environ.get("CPBKIT_REST_URL", ""), bool(os.environ.get("CPBKIT_ALLOW_UNSIGNED")))
 
-    def file(self, file: ArchiveFile) -> str:
-        return self.archive_url.rstrip("/") + quote(file.path)
+    def file(self, path: str) -> str:
+        return self.archive_url.rstrip("/") + quote(path)
 
     def rest(self, market: str, call: str) -> str:
         host, prefix, _ = _REST[market]
@@ -296,15 +296,25 @@ class _Fetch:
         same: dict[str, str] = {}  # files that are as they were, and what kept them from being compared
         troubles: list[Exception] = []
         archive_failed = False
-        steps = (
-            lambda: self._files(order, lacking_months(order, held)),
-            lambda: self._doubtful(order, held),
-            lambda: self._files(order, lacking_days(order, held, probe=True)),
-            lambda: self._files(order, lacking_days(order, held, probe=False)),
-            lambda: self._rest(order, lacking_spans(order, held)),
+
+        def files(lacking: list[ArchiveFile]) -> list[Job]:
+            return [(file.date, functools.partial(self._get_file, order, file)) for file in lacking]
+
+        steps: tuple[Callable[[], list[Job]], ...] = (
+            lambda: files(lacking_months(order, held)),
+            lambda: [
+                (f"{file.date} (again)", functools.partial(self._look_again, order, file, held.records[file.name]))
+                for file in doubtful_months(order, held)
+            ],
+            lambda: files(lacking_days(order, held, probe=True)),
+            lambda: files(lacking_days(order, held, probe=False)),
+            lambda: [
+                (f"{stamp(span[0])[:10]} (REST)", functools.partial(self._get_rest, order, *span))
+                for span in lacking_spans(order, held)
+            ],
         )
         for step in steps:
-            answers = self._run(step())
+            answers = self._run(order, step())
             fresh = [answer for answer in answers if isinstance(answer, Piece)]
             failed = [answer for answer in answers if isinstance(answer, Exception)]
             absent |= {answer.name: order.now for answer in answers if isinstance(answer, ArchiveFile)}
@@ -337,7 +347,7 @@ class _Fetch:
         notes = [f"{name} could not be compared again: {trouble}." for name, trouble in same.items() if trouble]
         return _finish(replace(order, notes=(*order.notes, *notes)), held, troubles, archive_failed)
 
-    def _run(self, jobs: list[Job]) -> list[Any]:
+    def _run(self, order: Order, jobs: list[Job]) -> list[Any]:
         """Run jobs in the pool of downloads; return for each what it returned, or the SourceError it raised."""
 
         def run(text: str, job: Callable[[], Any]) -> Any:
@@ -346,29 +356,17 @@ class _Fetch:
             except (SourceError, UnknownName) as error:
                 return error
             finally:
-                self.events.put(text)
+                self.events.put(f"{order.series} {text}")
 
         with self.lock:
             self.total += len(jobs)
         futures = [self.downloads.submit(run, *job) for job in jobs]
         return [future.result() for future in futures]
 
-    def _files(self, order: Order, files: list[ArchiveFile]) -> list[Job]:
-        return [(f"{order.series} {file.date}", functools.partial(self._get_file, order, file)) for file in files]
-
-    def _doubtful(self, order: Order, held: Holding) -> list[Job]:
-        return [
-            (
-                f"{order.series} {file.date} (again)",
-                functools.partial(self._look_again, order, file, held.records[file.name]),
-            )
-            for file in doubtful_months(order, held)
-        ]
-
     def _look_again(self, order: Order, file: ArchiveFile, record: Record) -> "Piece | Unchanged":
         """Compare a file's checksum with what was read; fetch it anew where the venue has rewritten it."""
         try:
-            check = self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096)
+            check = self.client.get(f"{self.hosts.file(file.path)}.CHECKSUM", limit=4096)
             if check.status != 200 or archive.parse_checksum(check.body, file.name) == record.sha256:
                 return Unchanged(file.name)
             piece = self._get_file(order, file, keep=False)
@@ -378,12 +376,6 @@ class _Fetch:
             return Unchanged(file.name)
         note = f"{file.name} was rewritten by the venue after {record.fetched_at[:10]}; it was fetched anew."
         return replace(piece, record=replace(piece.record, note=f"{piece.record.note} {note}".strip()))
-
-    def _rest(self, order: Order, spans: list[tuple[int, int]]) -> list[Job]:
-        return [
-            (f"{order.series} {stamp(span[0])[:10]} (REST)", functools.partial(self._get_rest, order, *span))
-            for span in spans
-        ]
 
     def _get_file(self, order: Order, file: ArchiveFile, keep: bool = True) -> Piece | ArchiveFile:
         """Get and check a file of the archive; return the file itself when there is none. keep: until `update`."""
@@ -443,7 +435,7 @@ class _Fetch:
             # The archive has coins that were delisted long ago; it shows where their bars begin.
             for month in spread(dates(np.arange(order.first, order.end, DAY_NS), "M")):
                 with contextlib.suppress(SourceError):
-                    if self.client.get(f"{self.hosts.file(order.file(month))}.CHECKSUM", limit=4096).status == 200:
+                    if self.client.get(f"{self.hosts.file(order.file(month).path)}.CHECKSUM", limit=4096).status == 200:
                         return None
             raise
         except SourceError:
@@ -485,11 +477,10 @@ class _Fetch:
             if low >= order.first and high <= order.end:
                 quarters.setdefault(f"{month[:4]} {(int(month[5:]) - 1) // 3}", []).append(month)
         chosen = [listed[len(listed) // 2] for listed in quarters.values()]
-        jobs: list[tuple[str, Callable[[], Any]]] = [
-            (f"{order.series} {month} (second opinion)", functools.partial(self._opinion, order, month, held))
-            for month in chosen
+        jobs: list[Job] = [
+            (f"{month} (second opinion)", functools.partial(self._opinion, order, month, held)) for month in chosen
         ]
-        return [found for found in self._run(jobs) if isinstance(found, Opinion)]
+        return [found for found in self._run(order, jobs) if isinstance(found, Opinion)]
 
     def _opinion(self, order: Order, month: str, held: Holding) -> Opinion | None:
         """Compare a month with the sum of the next finer interval, or else one of its days with the day's own file."""
@@ -525,7 +516,7 @@ def get_file(client: Client, hosts: Hosts, path: str, read: Callable[..., Any]) 
 
     None where there is none. What is wrong is downloaded twice. Errors: BadFile, Unavailable.
     """
-    url, name, wrong = hosts.archive_url.rstrip("/") + quote(path), path.rpartition("/")[2], None
+    url, name, wrong = hosts.file(path), path.rpartition("/")[2], None
     for _ in range(2):
         found = client.get(url, limit=archive.ZIP_LIMIT)
         if found.status == 404:
