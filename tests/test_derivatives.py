@@ -10,7 +10,6 @@ from benchmarks.archive_server import make_rows, milliseconds, packed, serving, 
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance
-from cpbkit.data.cache import Store
 from cpbkit.data.derivatives import add_columns
 from cpbkit.data.load import load_klines
 from cpbkit.errors import SourceError
@@ -64,7 +63,7 @@ def test_each_bar_has_what_was_known_when_it_closed(server):
 def test_what_the_archive_lacks_is_told(server):
     (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-01-20", "2025-02-20").values()
     server.files = {path: blob for path, blob in server.files.items() if "2025-02" not in path}
-    (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"], store=Store(also=[])).values()
+    (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"]).values()
     assert short.frame["funding_rate"].isna().sum() == 20 * 6
     (note,) = [note for note in short.passport.notes if "no funding_rate" in note]
     assert note.startswith(
@@ -101,8 +100,9 @@ def without_february(server):
     server.files = {path: blob for path, blob in server.files.items() if "2025-02" not in path}
 
 
-def test_days_that_the_archive_does_not_have_yet_come_from_the_rest_host(server, tmp_path):
+def test_days_that_the_archive_does_not_have_yet_come_from_the_rest_host(server, tmp_path, monkeypatch):
     (whole,) = load_klines(experiment()).values()
+    monkeypatch.setenv("CPBKIT_CACHE", str(tmp_path))
     without_february(server)
     first, hour = milliseconds("2025-02-01"), 3_600_000
     paid = [{"fundingTime": first + 8 * hour * i + 3, "fundingRate": f"{0.0001 * i + 0.02:.6f}"} for i in range(84)]
@@ -111,9 +111,7 @@ def test_days_that_the_archive_does_not_have_yet_come_from_the_rest_host(server,
     marks = [[int(r[0]), *r[1:]] for r in marks if int(r[0]) >= first]
     server.files["/fapi/v1/markPriceKlines"] = json.dumps(marks).encode()
     (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-01-20", "2025-02-20").values()
-    (tail,) = add_columns(
-        {"PEPEUSDT_4h": bars}, ["funding_rate", "mark_price"], store=Store(tmp_path, also=[])
-    ).values()
+    (tail,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate", "mark_price"]).values()
     pd.testing.assert_frame_equal(tail.frame, whole.frame[tail.frame.columns], rtol=1e-12)
     asked = [path for path in server.asked if path.startswith("/fapi")]
     assert all("symbol=1000PEPEUSDT" in path for path in asked) and not tail.passport.notes[1:]
@@ -123,11 +121,11 @@ def test_days_that_the_archive_does_not_have_yet_come_from_the_rest_host(server,
 @pytest.mark.parametrize(
     "answer", [b"[]", b"{}", b"[[1]]", b'[{"fundingTime": 1e400, "fundingRate": "x"}]', b"[" * 99_999]
 )
-def test_a_rest_host_without_sense_is_told_and_stops_nothing(server, answer, tmp_path):
+def test_a_rest_host_without_sense_is_told_and_stops_nothing(server, answer):
     (bars,) = binance.fetch_klines(["PEPEUSDT"], ["4h"], "2025-01-20", "2025-02-20").values()
     without_february(server)
     server.files["/fapi/v1/fundingRate"] = answer
-    (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"], store=Store(tmp_path, also=[])).values()
+    (short,) = add_columns({"PEPEUSDT_4h": bars}, ["funding_rate"]).values()
     assert short.frame["funding_rate"].isna().sum() == 120
     assert "files end at 2025-02-01T00:00, and the REST host" in " ".join(short.passport.notes)
 

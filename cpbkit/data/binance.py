@@ -162,9 +162,6 @@ def find_symbols(
     patterns: Iterable[str],
     market: str = "spot",
     quote: str = "USDT",
-    *,
-    hosts: Hosts | None = None,
-    retries: Retries | None = None,
 ) -> list[str]:
     """Return the symbols that trade now and are meant by names, `TOP20` (by turnover), `ALL` or `*USDT`.
 
@@ -173,13 +170,9 @@ def find_symbols(
     """
     check_name("market", market, _REST)
     patterns = list(patterns)
-    client = Client(1, retries)
-    try:
-        url = (hosts or Hosts.from_environment()).rest(market, "ticker/24hr")
-        body = client.get(url, limit=LISTING_LIMIT).body
-    finally:
-        client.close()
-    turnover = _turnover(body)
+    with contextlib.closing(Client(1)) as client:
+        url = Hosts.from_environment().rest(market, "ticker/24hr")
+        turnover = _turnover(client.get(url, limit=LISTING_LIMIT).body)
     coins = [name for name in turnover if name.endswith(quote) and name.removesuffix(quote) not in MONEY]
     found: list[str] = []
     for pattern in patterns:
@@ -211,10 +204,10 @@ def _turnover(body: bytes) -> list[str]:
 
 
 def cached_klines(
-    symbols: Iterable[str] = (), intervals: Iterable[str] = (), market: str = "spot", store: Store | None = None
+    symbols: Iterable[str] = (), intervals: Iterable[str] = (), market: str = "spot"
 ) -> dict[str, Klines]:
     """Return what the cache holds, without asking anybody; all of it where nothing is named. Errors: DataError."""
-    store, now = store or Store(), _now()
+    store, now = Store(), _now()
     symbols, intervals = set(symbols), {check_interval(one) for one in intervals}
     klines = {}
     for entry in store.list(market):

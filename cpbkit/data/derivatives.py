@@ -1,5 +1,6 @@
 """What the futures say beside the bars: funding, mark price, premium, open interest, as it was known at the time."""
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -14,7 +15,7 @@ from cpbkit.data import archive, binance
 from cpbkit.data.archive import ArchiveFile, BadFile
 from cpbkit.data.binance import THREADS, Hosts
 from cpbkit.data.cache import Store
-from cpbkit.data.download import Client, Pool, Retries, Unavailable
+from cpbkit.data.download import Client, Pool, Unavailable
 from cpbkit.data.klines import DAY_NS, INTERVAL_SECONDS, SECOND_NS, Klines, SourceFile, split_name, stamp
 from cpbkit.data.request import contract_of, dates
 from cpbkit.data.unpack import NotUnpacked, unzip
@@ -32,37 +33,22 @@ RECENT = 30 * DAY_NS  # of open interest, which is all that the REST host has
 FUNDING = ["calc_time", "funding_interval_hours", "last_funding_rate"]
 
 
-def add_columns(
-    bars: Mapping[str, Klines],
-    names: Iterable[str],
-    *,
-    store: Store | None = None,
-    hosts: Hosts | None = None,
-    retries: Retries | None = None,
-) -> dict[str, Klines]:
+def add_columns(bars: Mapping[str, Klines], names: Iterable[str]) -> dict[str, Klines]:
     """Return the bars with columns of COLUMNS beside them: the archive's files, checksums held, then the REST host.
 
     The value at a bar is the last one known when it closes; before the first and after the last it is NaN, and the
     Passport tells why. Raises SourceError where neither has anything of a contract, or the archive does not answer.
     """
-    names, store, hosts = (
-        [name for name in names if name in COLUMNS],
-        store or Store(),
-        hosts or Hosts.from_environment(),
-    )
+    names, store, hosts = [name for name in names if name in COLUMNS], Store(), Hosts.from_environment()
     if not names:
         return dict(bars)
-    client, pool = Client(THREADS, retries), Pool(THREADS)
-    try:
+    with contextlib.closing(Client(THREADS)) as client, contextlib.closing(Pool(THREADS)) as pool:
         get, ask = functools.partial(_read, client, hosts, store), functools.partial(_ask, client, hosts)
         jobs = {(series, name): _files(each, name) for series, each in bars.items() for name in names}
         waiting = {key: [pool.submit(get, key[1], *job) for job in files] for key, files in jobs.items()}
         found = {key: [month for future in futures if (month := future.result())] for key, futures in waiting.items()}
         tails = {(series, name): pool.submit(ask, name, bars[series], found[series, name]) for series, name in found}
         asked = {key: future.result() for key, future in tails.items()}
-    finally:
-        client.close()
-        pool.close()
     return {
         series: _joined(each, {name: (found[series, name], *asked[series, name]) for name in names})
         for series, each in bars.items()
