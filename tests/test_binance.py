@@ -29,6 +29,8 @@ from cpbkit.errors import CpbkitError, DataError, UnknownName
 NOW = "2025-03-12T10:30"
 QUICK = Retries(connect=2, read=0.8, whole=2.5, tries=3, backoff=0.002, longest_wait=0.02)
 FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)
+BTC = "spot", "BTCUSDT", "4h"
+FIRST, LAST = "2024-12-20", "2025-03-12"  # of what is fetched where a test says nothing else
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def server(clock, monkeypatch):
 def fetch(server, tmp_path, monkeypatch):
     """Fetch from the server into a cache of the test, quickly."""
 
-    def call(symbols="BTCUSDT", intervals="4h", start="2024-12-20", end="2025-03-12", threads=12, **settings):
+    def call(symbols="BTCUSDT", intervals="4h", start=FIRST, end=LAST, threads=12, **settings):
         monkeypatch.setattr(binance, "THREADS", threads)
         settings = {"store": Store(tmp_path / "cache", also=[]), "retries": QUICK, **settings}
         settings.setdefault("hosts", Hosts(server.url, server.rest_url))
@@ -64,16 +66,21 @@ def fetch(server, tmp_path, monkeypatch):
     return call
 
 
-def truth(rows, start, end, now=NOW, interval="4h"):
+def within(rows, start, end):
+    """Rows of the days from start to end, both inclusive."""
+    low, high = milliseconds(start), milliseconds(end) + 86_400_000
+    return [r for r in rows if low <= int(r[0]) < high]
+
+
+def truth(rows, start=FIRST, end=LAST, now=NOW, interval="4h"):
     """The bars that a perfect fetch gives: starts (ms) and values."""
     step = int(pd.Timedelta(interval).value / 10**6)
-    low, high = milliseconds(start), milliseconds(end) + 86_400_000
-    kept = [r for r in rows if low <= int(r[0]) < high and int(r[0]) + step <= milliseconds(now)]
+    kept = [r for r in within(rows, start, end) if int(r[0]) + step <= milliseconds(now)]
     return np.array([int(r[0]) for r in kept]), np.array([[float(r[i]) for i in FIELDS] for r in kept])
 
 
-def is_right(klines, rows, start, end, **settings):
-    times, values = truth(rows, start, end, **settings)
+def is_right(klines, rows, *days, **settings):
+    times, values = truth(rows, *days, **settings)
     return (klines.frame.index.as_unit("ms").asi8 == times).all() and (klines.frame.to_numpy() == values).all()
 
 
@@ -81,7 +88,7 @@ def test_months_then_days_then_rest(fetch, server):
     klines = fetch("BTCUSDT ETHUSDT")
     assert list(klines) == ["BTCUSDT_4h", "ETHUSDT_4h"]
     for name, bars in klines.items():
-        assert is_right(bars, server.rows["spot", name[:7], "4h"], "2024-12-20", "2025-03-12")
+        assert is_right(bars, server.rows["spot", name[:7], "4h"])
         assert list(bars.frame.columns) == [
             *("open", "high", "low", "close", "volume", "quote_volume", "trades", "taker_buy_volume")
         ]
@@ -99,7 +106,7 @@ def test_months_then_days_then_rest(fetch, server):
 
 
 def test_a_second_fetch_asks_only_for_what_may_have_changed(fetch, server, clock):
-    server.rows["spot", "BTCUSDT", "4h"] = make_rows("4h", "2024-11-01", "2025-03-13T12:00")
+    server.rows[BTC] = make_rows("4h", "2024-11-01", "2025-03-13T12:00")
     first = fetch()["BTCUSDT_4h"]
     server.asked.clear()
     again = fetch()["BTCUSDT_4h"]
@@ -118,19 +125,17 @@ def test_a_second_fetch_asks_only_for_what_may_have_changed(fetch, server, clock
     assert sorted(files) == [f"2025-0{x}.zip.CHECKSUM" for x in (1, 2)] + ["2025-03-12.zip", "2025-03-12.zip.CHECKSUM"]
     assert bars.passport.files[-1].name == "BTCUSDT-4h-2025-03-12.zip" and bars.passport.complete
     server.asked.clear()
-    assert is_right(
-        fetch()["BTCUSDT_4h"], server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12", now="2026-01-01"
-    )
+    assert is_right(fetch()["BTCUSDT_4h"], server.rows[BTC], now="2026-01-01")
     assert server.asked == []
 
 
 def test_bars_that_the_rest_host_has_not_got_yet_are_asked_for_again(fetch, server, clock):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    server.rows["spot", "BTCUSDT", "4h"] = [r for r in rows if int(r[0]) < milliseconds("2025-03-12T04:00")]
+    rows = server.rows[BTC]
+    server.rows[BTC] = [r for r in rows if int(r[0]) < milliseconds("2025-03-12T04:00")]
     clock("2025-03-12T08:00:05")
     late = fetch()["BTCUSDT_4h"].passport
     assert (late.last, late.unexplained) == ("2025-03-12T00:00", 1)
-    server.rows["spot", "BTCUSDT", "4h"] = rows
+    server.rows[BTC] = rows
     assert fetch()["BTCUSDT_4h"].passport.last == "2025-03-12T04:00"
 
 
@@ -144,12 +149,12 @@ def test_a_host_with_a_slow_clock_gives_no_unfinished_bar(fetch, server, clock):
 
 
 def test_units_are_told_row_by_row(fetch, server):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
+    rows = server.rows[BTC]
     mixed = [r if i % 2 else [r[0] + "000", *r[1:6], r[6] + "999", *r[7:]] for i, r in enumerate(rows)]
     december = [m for m, r in zip(mixed, rows, strict=True) if r[0] < str(milliseconds("2025-01-01"))]
     server.edited["BTCUSDT-4h-2024-12.zip"] = [m for m in december if m[0][:10] >= "1733011200"]
     bars = fetch()["BTCUSDT_4h"]
-    assert is_right(bars, rows, "2024-12-20", "2025-03-12")
+    assert is_right(bars, rows)
     assert bars.passport.off_grid == 0 and bars.passport.notes == (), "none had to come from elsewhere"
 
 
@@ -157,10 +162,10 @@ def test_futures_come_in_coins_under_the_coins_symbol(fetch, server):
     for name, price in (("1000PEPEUSDT", 0.008), ("LUNA2USDT", 0.5), ("BTCUSDT", 90000.0)):
         server.rows["um", name, "4h"] = make_rows("4h", "2024-10-01", "2025-03-12T12:00", price=price)
     klines = fetch("PEPEUSDT LUNAUSDT BTCUSDT", market="um")
-    assert is_right(klines["LUNAUSDT_4h"], server.rows["um", "LUNA2USDT", "4h"], "2024-12-20", "2025-03-12")
-    assert is_right(klines["BTCUSDT_4h"], server.rows["um", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(klines["LUNAUSDT_4h"], server.rows["um", "LUNA2USDT", "4h"])
+    assert is_right(klines["BTCUSDT_4h"], server.rows["um", "BTCUSDT", "4h"])
     pepe = klines["PEPEUSDT_4h"]
-    _, values = truth(server.rows["um", "1000PEPEUSDT", "4h"], "2024-12-20", "2025-03-12")
+    _, values = truth(server.rows["um", "1000PEPEUSDT", "4h"])
     scale = np.array([1 / 1000] * 4 + [1000, 1, 1, 1000])
     np.testing.assert_allclose(pepe.frame.to_numpy(), values * scale, rtol=1e-15)
     np.testing.assert_array_equal(pepe.frame["close"].to_numpy(), values[:, 3] / 1000)
@@ -175,7 +180,7 @@ def test_futures_come_in_coins_under_the_coins_symbol(fetch, server):
 
 def test_a_wrong_checksum_is_asked_for_once_more(fetch, server):
     server.faults = [Fault("wrong_sha", "2025-01.zip.CHECKSUM", times=1)]
-    assert is_right(fetch()["BTCUSDT_4h"], server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(fetch()["BTCUSDT_4h"], server.rows[BTC])
     assert sum(path.endswith("2025-01.zip") for path in server.asked) == 2
 
 
@@ -199,7 +204,7 @@ def test_a_file_that_cannot_be_trusted_is_refused_and_the_others_kept(fetch, ser
         assert list(e.value.klines) == ["ETHUSDT_4h"] and list(e.value.reasons) == ["BTCUSDT_4h"]
     assert sum(path.endswith("BTCUSDT-4h-2025-01.zip") for path in server.asked) == 4
     server.faults = []
-    assert is_right(fetch()["BTCUSDT_4h"], server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(fetch()["BTCUSDT_4h"], server.rows[BTC])
 
 
 def test_a_page_in_place_of_the_checksum_is_refused(fetch, server):
@@ -213,7 +218,7 @@ def test_a_file_without_a_checksum_is_taken_only_by_consent(fetch, server):
     with pytest.raises(Incomplete, match=r"2025-01\.zip has no checksum in the archive, .* with --allow-unsigned"):
         fetch()
     bars = fetch(hosts=Hosts(server.url, server.rest_url, unsigned=True))["BTCUSDT_4h"]
-    assert is_right(bars, server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(bars, server.rows[BTC])
     assert bars.passport.notes == ("BTCUSDT-4h-2025-01.zip has no checksum in the archive.",)
 
 
@@ -234,7 +239,7 @@ def test_a_file_with_other_things_than_bars_is_refused(fetch, server, rows, word
 
 
 def test_doubles_and_crooked_times_in_a_file_are_dropped_and_counted(fetch, server):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
+    rows = server.rows[BTC]
     november = [r for r in rows if r[0] < str(milliseconds("2024-12-01"))]
     crooked = [str(int(november[9][0]) + 28_148), *november[9][1:]]
     stale = [november[4][0], *november[3][1:]]
@@ -248,7 +253,7 @@ def test_doubles_and_crooked_times_in_a_file_are_dropped_and_counted(fetch, serv
 def test_a_month_that_is_not_rolled_up_comes_by_days(fetch, server, clock):
     server.hidden = {"BTCUSDT-4h-2025-02.zip", "BTCUSDT-4h-2025-02-11.zip"}
     bars = fetch()["BTCUSDT_4h"]
-    assert is_right(bars, server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(bars, server.rows[BTC])
     files = [f.name for f in bars.passport.files]
     assert "BTCUSDT-4h-2025-02-10.zip" in files and "rest BTCUSDT-4h 2025-02-11T00:00 2025-02-12T00:00" in files
     server.asked.clear()
@@ -267,11 +272,11 @@ def test_a_month_that_is_not_rolled_up_comes_by_days(fetch, server, clock):
 
 
 def test_a_month_that_lacks_days_is_filled_from_daily_files(fetch, server):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    january = [r for r in rows if milliseconds("2025-01-01") <= int(r[0]) < milliseconds("2025-02-01")]
+    rows = server.rows[BTC]
+    january = within(rows, "2025-01-01", "2025-01-31")
     server.edited["BTCUSDT-4h-2025-01.zip"] = [[r[0] + "000", *r[1:]] for r in january[: 7 * 6 + 2]]
     bars = fetch()["BTCUSDT_4h"]
-    assert is_right(bars, rows, "2024-12-20", "2025-03-12")
+    assert is_right(bars, rows)
     assert bars.passport.notes == (
         f"BTCUSDT-4h-2025-01.zip lacks {24 * 6 - 2} bars; they come from daily files or REST.",
     )
@@ -281,8 +286,8 @@ def test_a_month_that_lacks_days_is_filled_from_daily_files(fetch, server):
 
 
 def test_sources_that_disagree_are_told_of(fetch, server):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    january = [r for r in rows if milliseconds("2025-01-01") <= int(r[0]) < milliseconds("2025-02-01")]
+    rows = server.rows[BTC]
+    january = within(rows, "2025-01-01", "2025-01-31")
     wrong = [[r[0] + "000", *r[1:5], "1.5", *r[6:]] for r in january]
     server.edited["BTCUSDT-4h-2025-01.zip"] = [w for i, w in enumerate(wrong) if i != 8]
     bars = fetch(start="2025-01-01", end="2025-01-31")["BTCUSDT_4h"]
@@ -298,8 +303,8 @@ def without(rows, *hours):
 
 
 def test_a_gap_of_the_venue_is_believed_when_two_answers_tell_it(fetch, server, clock):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    server.rows["spot", "BTCUSDT", "4h"] = without(rows, "2025-01-05T04:00", "2025-01-05T08:00")
+    rows = server.rows[BTC]
+    server.rows[BTC] = without(rows, "2025-01-05T04:00", "2025-01-05T08:00")
     p = fetch()["BTCUSDT_4h"].passport
     assert [(g.start, g.end, g.bars, g.name) for g in p.gaps] == [("2025-01-05T04:00", "2025-01-05T08:00", 2, "")]
     assert (p.unexplained, p.complete) == (2, False)
@@ -316,25 +321,23 @@ def test_a_gap_of_the_venue_is_believed_when_two_answers_tell_it(fetch, server, 
 
 
 def test_what_was_short_is_whole_after_the_same_again(fetch, server):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    january = [r for r in rows if milliseconds("2025-01-01") <= int(r[0]) < milliseconds("2025-02-01")]
+    rows = server.rows[BTC]
+    january = within(rows, "2025-01-01", "2025-01-31")
     server.edited["BTCUSDT-4h-2025-01.zip"] = january[:60]
     server.hidden = {f"BTCUSDT-4h-2025-01-{day:02d}.zip" for day in range(1, 32)}
-    server.rows["spot", "BTCUSDT", "4h"] = [r for r in rows if r not in january[60:]]
+    server.rows[BTC] = [r for r in rows if r not in january[60:]]
     assert fetch()["BTCUSDT_4h"].passport.unexplained == 186 - 60
-    server.rows["spot", "BTCUSDT", "4h"] = rows
+    server.rows[BTC] = rows
     server.edited.clear()
     bars = fetch()["BTCUSDT_4h"]
-    assert is_right(bars, rows, "2024-12-20", "2025-03-12") and bars.passport.complete
+    assert is_right(bars, rows) and bars.passport.complete
     assert "BTCUSDT-4h-2025-01.zip was rewritten by the venue after 2025-03-12" in " ".join(bars.passport.notes)
 
 
 def test_a_month_that_the_venue_corrected_is_noticed(fetch, server, clock):
     fetch(end="2025-02-28")
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    server.rows["spot", "BTCUSDT", "4h"] = [
-        [*r[:5], "77.5", *r[6:]] if r[0] == str(milliseconds("2025-02-07T08:00")) else r for r in rows
-    ]
+    rows = server.rows[BTC]
+    server.rows[BTC] = [[*r[:5], "77.5", *r[6:]] if r[0] == str(milliseconds("2025-02-07T08:00")) else r for r in rows]
     assert fetch(end="2025-02-28")["BTCUSDT_4h"].frame["volume"].max() < 77, "not asked twice in six hours"
     clock("2025-03-12T20:30")
     bars = fetch(end="2025-02-28")["BTCUSDT_4h"]
@@ -360,17 +363,17 @@ def test_a_rest_host_that_gives_short_pages_is_read_to_the_end(fetch, server):
 
 
 def test_an_empty_answer_is_asked_again(fetch, server):
-    rows = server.rows["spot", "BTCUSDT", "4h"]
-    server.rows["spot", "BTCUSDT", "4h"] = [r for r in rows if int(r[0]) < milliseconds("2025-03-12")]
+    rows = server.rows[BTC]
+    server.rows[BTC] = [r for r in rows if int(r[0]) < milliseconds("2025-03-12")]
     assert fetch()["BTCUSDT_4h"].passport.last == "2025-03-11T20:00"
-    server.rows["spot", "BTCUSDT", "4h"] = rows
+    server.rows[BTC] = rows
     assert fetch()["BTCUSDT_4h"].passport.last == "2025-03-12T04:00"
 
 
 def test_refresh_fetches_anew_what_it_names(fetch, server):
     fetch()
     server.asked.clear()
-    server.rows["spot", "BTCUSDT", "4h"] = rows = make_rows("4h", "2024-11-01", "2025-03-12T12:00", seed=9)
+    server.rows[BTC] = rows = make_rows("4h", "2024-11-01", "2025-03-12T12:00", seed=9)
     bars = fetch(start="2025-02-03", end="2025-02-05", refresh=True)["BTCUSDT_4h"]
     assert is_right(bars, rows, "2025-02-03", "2025-02-05")
     files = [path.rpartition("/")[2] for path in server.asked]
@@ -385,7 +388,7 @@ def test_a_second_opinion_is_a_finer_month_or_a_day(fetch, server):
     summed = [summed_up(hours[i : i + 4]) for i in range(0, len(hours), 4)]
     at = next(i for i, r in enumerate(summed) if r[0] == str(milliseconds("2024-12-20T08:00")))
     summed[at] = [*summed[at][:5], "999", *summed[at][6:]]
-    server.rows["spot", "BTCUSDT", "4h"] = summed
+    server.rows[BTC] = summed
     wish = {"start": "2024-11-01", "end": "2025-02-28", "store": Store(also=[])}
     p = fetch(verify=True, **wish)["BTCUSDT_4h"].passport
     assert p.checked == 31 * 6 + 28 * 6 and p.doubts == 1
@@ -484,7 +487,7 @@ def test_a_rest_host_that_refuses_is_left_alone_and_the_archive_serves(fetch, se
 def test_an_archive_that_is_lost_is_stood_in_for(fetch, server, kind):
     server.faults = [Fault(kind, "^/data")]
     bars = fetch()["BTCUSDT_4h"]
-    assert is_right(bars, server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(bars, server.rows[BTC])
     assert all(f.name.startswith("rest ") for f in bars.passport.files)
     assert "stood in" in bars.passport.notes[0] and "127.0.0.1" in bars.passport.notes[0]
     assert sum("/data" in path for path in server.asked) <= (12 if kind.startswith("4") else 14 * 3)
@@ -494,7 +497,7 @@ def test_an_archive_that_is_lost_is_stood_in_for(fetch, server, kind):
 def test_what_fails_twice_is_had_at_the_third_try(fetch, server, kind):
     server.faults = [Fault(kind, "2025-01.zip$", 2), Fault(kind, "api/v3", 2)]
     bars = fetch()["BTCUSDT_4h"]
-    assert is_right(bars, server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(bars, server.rows[BTC])
     assert bars.passport.notes == () and bars.passport.complete
     assert sum(path.endswith("2025-01.zip") for path in server.asked) == 3
 
@@ -512,7 +515,7 @@ def test_a_drip_of_bytes_ends_in_time(fetch, server):
     began = time.monotonic()
     bars = fetch()["BTCUSDT_4h"]
     assert time.monotonic() - began < 5
-    assert is_right(bars, server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(bars, server.rows[BTC])
     assert "too slow" in bars.passport.notes[0]
 
 
@@ -609,7 +612,7 @@ def test_the_two_coins_called_luna_never_meet(fetch, server):
 
 
 def test_an_old_month_that_never_was_costs_three_days_and_a_question(fetch, server, clock):
-    server.rows["spot", "BTCUSDT", "4h"] = make_rows("4h", "2024-08-01", "2024-10-01")
+    server.rows[BTC] = make_rows("4h", "2024-08-01", "2024-10-01")
     p = fetch(start="2024-06-01", end="2024-08-31")["BTCUSDT_4h"].passport
     assert (p.first, p.got, p.missing) == ("2024-08-01T00:00", 31 * 6, 61 * 6)
     assert len([path for path in server.asked if "/daily/" in path]) == 6
@@ -666,8 +669,8 @@ def test_weeks_come_from_months_alone(fetch, server):
 
 
 def test_a_source_without_trade_counts_has_no_such_columns(fetch, server):
-    rows = [[*r[:7], "0", "0", "0", "0", "0"] for r in server.rows["spot", "BTCUSDT", "4h"]]
-    server.rows["spot", "BTCUSDT", "4h"] = rows
+    rows = [[*r[:7], "0", "0", "0", "0", "0"] for r in server.rows[BTC]]
+    server.rows[BTC] = rows
     assert list(fetch()["BTCUSDT_4h"].frame.columns) == ["open", "high", "low", "close", "volume"]
 
 
@@ -703,7 +706,7 @@ def test_an_interrupt_keeps_what_is_whole(fetch, server, tmp_path):
     time.sleep(0.2)
     assert not list((tmp_path / "cache").rglob("*.parquet"))
     server.asked.clear()
-    assert is_right(fetch()["BTCUSDT_4h"], server.rows["spot", "BTCUSDT", "4h"], "2024-12-20", "2025-03-12")
+    assert is_right(fetch()["BTCUSDT_4h"], server.rows[BTC])
     assert len(server.asked) <= 2 * 14 + 1 - 2 * 9 + 2
     assert not list((tmp_path / "cache").rglob("*.zip.*"))
 
@@ -804,8 +807,8 @@ class Parent:
             {
                 "symbols": ["BTCUSDT", "ETHUSDT"],
                 "intervals": ["4h"],
-                "start": "2024-12-20",
-                "end": "2025-03-12",
+                "start": FIRST,
+                "end": LAST,
                 "now": NOW,
                 "cache": str(self.folder / cache),
                 "urls": [self.server.url, self.server.rest_url],
@@ -878,7 +881,7 @@ def test_real_bars_come_through_to_the_last_bit(market, tmp_path, monkeypatch, i
     for symbol in SYMBOLS:
         bars = klines[f"{symbol}_{interval}"]
         low = milliseconds("2023-05-06T18:00") if (symbol, interval) == ("PEPEUSDT", "1h") else milliseconds(start)
-        kept = [r for r in server.rows["spot", symbol, interval] if low <= int(r[0]) < milliseconds(end) + 86_400_000]
+        kept = [r for r in within(server.rows["spot", symbol, interval], start, end) if int(r[0]) >= low]
         assert bars.frame.index.as_unit("ms").asi8.tolist() == [int(r[0]) for r in kept]
         assert bars.frame.to_numpy()[:, :5].tolist() == [[float(v) for v in r[1:6]] for r in kept]
         assert bars.passport.complete and bars.passport.missing == 0
