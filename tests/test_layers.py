@@ -136,6 +136,30 @@ def test_a_layer_scanned_step_by_step_equals_torch_model_by_model(kind):
             torch.testing.assert_close(end[m], state[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("read", ["rows", "end", "both"])
+@pytest.mark.parametrize("rows", [2, L])
+@pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM])
+def test_gradients_of_rows_and_of_the_end_equal_torch_model_by_model(kind, rows, read):
+    """Few rows are computed step by step, many as a whole; a decoder and a dense head read the end alone."""
+    torch.manual_seed(0)
+    layer = kind(M, D, C).double()
+    x = torch.randn(M, B, rows, D, dtype=torch.double, requires_grad=True)
+    now = tuple(torch.randn(M, B, C, dtype=torch.double, requires_grad=True) for _ in layer.start(x))
+    moved = [x, *now, *layer.parameters()]
+
+    def sum_up(out, ends):
+        parts = {"rows": [out], "end": ends, "both": [out, *ends]}[read]
+        return sum((part.square() * part.detach().cos()).sum() for part in parts)
+
+    out, [ends] = layer(x, [now])
+    found = torch.autograd.grad(sum_up(out, ends), moved)
+    alone = [run() for run in layer.each(x, now, layer.input[0], layer.hidden[0])]
+    out, *ends = (torch.stack(parts) for parts in zip(*alone, strict=True))
+    expected = torch.autograd.grad(sum_up(out, [end[:, 0] for end in ends]), moved)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+
+
 def test_both_directions_at_once_equal_one_after_the_other():
     layer = layers.BiLSTM(M, D, C).double()
     ahead, back = torch.randn(2, M, B, L, D, dtype=torch.double)

@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cpbkit.models.scan import GRUScan, GRUStep, LSTMStep
+
 # The truth (M, B, H, K), and for each step whether the decoder sees it: (H,) bool, or None for always.
 Teacher = tuple[Tensor, Tensor | None]
 State = list[tuple[Tensor, ...]]  # a layer each: (h,) of a GRU, (h, c) of an LSTM, all (M, B, D)
+LONG = 4  # steps from which on a recurrent layer is faster as a whole, its weights copied; of widths 16 to 256
 
 
 def uniform(models: int, rows: int, columns: int, bound: float) -> nn.Parameter:
@@ -163,6 +166,11 @@ class Recurrent(nn.Module):
             yield partial(self.single, one, first, (a, b, c, d), True, 1, 0.0, self.training, False, True)
 
 
+def is_long(x: Tensor) -> bool:
+    """Say whether a layer runs over all steps of x (M, B, L, C) at once: not under autocast, and not to count FLOP."""
+    return x.shape[2] >= LONG and not x.is_meta and not torch.is_autocast_enabled(x.device.type)
+
+
 class GRU(Recurrent):
     """torch.nn.GRU (batch first) for M models."""
 
@@ -172,10 +180,15 @@ class GRU(Recurrent):
         return (x.new_zeros(*x.shape[:2], self.width),)
 
     def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (rx, zx, nx), (rh, zh, nh) = x.chunk(3, -1), h.chunk(3, -1)
-        r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
-        n = torch.tanh(torch.addcmul(nx, r, nh))
-        return (torch.lerp(n, state[0].to(n.dtype), z),)  # under autocast the first state is wider
+        return (GRUStep.apply(x, h, state[0].to(x.dtype)),)  # under autocast the first state is wider
+
+    def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
+        """Run one layer, a long one as one operator."""
+        if not is_long(x):
+            return super().scan(x, now, input, hidden)
+        weights = input.weight, input.bias, hidden.weight, hidden.bias
+        out, end = GRUScan.apply(x.transpose(1, 2), *now, *weights)
+        return out.transpose(1, 2), (end,)
 
 
 class LSTM(Recurrent):
@@ -188,13 +201,11 @@ class LSTM(Recurrent):
         return zero, zero
 
     def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        i, f, g, o = (x + h).chunk(4, -1)
-        c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
+        return LSTMStep.apply(x, h, state[1].to(x.dtype))  # under autocast the first cell is wider
 
     def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
         """Run one layer; on a CPU model by model, where torch's own LSTM is faster than M models step by step."""
-        if x.device.type != "cpu" or x.shape[2] == 1 or torch.is_autocast_enabled("cpu"):
+        if x.device.type != "cpu" or not is_long(x):
             return super().scan(x, now, input, hidden)
         rows = [run() for run in self.each(x, now, input, hidden)]
         out, h, c = zip(*rows, strict=True)

@@ -198,7 +198,7 @@ class GRUDense(nn.Module):
         self.head = Linear(models, settings.width, self.horizon * self.targets, zero=True)
 
     def forward(self, x: Tensor, last: Tensor, teacher: Teacher | None = None) -> Tensor:
-        x = self.encoder(x)[0][:, :, -1]  # (M, B, L, C) -> (M, B, D)
+        x = self.encoder(x)[1][-1][0]  # (M, B, L, C) -> (M, B, D)
         return self.head(x).unflatten(-1, (self.horizon, self.targets))  # (M, B, H, K)
 
 
@@ -230,7 +230,8 @@ class SegRNN(nn.Module):
         _, [(h,)] = self.rnn(torch.relu(self.embed(segments.flatten(1, 2))))  # (M, B C, N, D) -> (M, B C, D)
         places, names = self.place.expand(-1, x.shape[3], -1, -1), self.channel.expand(-1, -1, self.place.shape[2], -1)
         where = torch.cat([places, names], -1)  # (M, C, S, D)
-        past, h = (t.unflatten(1, x.shape[1::2])[:, :, :, None] for t in (self.rnn.hidden[0](h), h))  # (M, B, C, 1, D)
-        (state,) = self.rnn.cell(self.rnn.input[0](where)[:, None], past, (h,))  # (M, B, C, S, D)
+        shape = -1, x.shape[1], x.shape[3], self.place.shape[2], -1  # M, B, C, S
+        past, h = (t.unflatten(1, x.shape[1::2])[:, :, :, None].expand(shape) for t in (self.rnn.hidden[0](h), h))
+        (state,) = self.rnn.cell(self.rnn.input[0](where)[:, None].expand(shape), past, (h,))  # (M, B, C, S, D)
         y = self.head(self.dropout(state)).flatten(-2)  # (M, B, C, S 24)
         return y[..., : self.horizon].transpose(2, 3)  # (M, B, H, C)
