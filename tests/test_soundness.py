@@ -87,7 +87,54 @@ def rate_gone():
         scheduler.step()  # rate
 
 
+LABELS = torch.randint(0, 4, (32,))
+
+
+class Classes(nn.Module):
+    def __init__(self, squash, outputs=4):
+        super().__init__()
+        self.layers, self.squash = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, outputs)), squash
+
+    def forward(self, x):
+        return self.squash(self.layers(x))
+
+
+def classify(squash, loss_of, y=LABELS, outputs=4):
+    model = Classes(squash, outputs)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(STEPS // 4):
+        optimizer.zero_grad()
+        loss_of(model(X), y).backward()  # classify
+        optimizer.step()
+
+
+def softmax_twice():
+    classify(nn.Softmax(dim=1), nn.CrossEntropyLoss())  # twice
+
+
+def sigmoid_twice():
+    sigmoid = nn.Sigmoid()  # sigmoid
+    classify(sigmoid, nn.BCEWithLogitsLoss(), (Y > 0).float(), 1)
+
+
+def softmax_over_the_batch():
+    classify(lambda x: torch.softmax(x, dim=0), nn.CrossEntropyLoss())  # over the batch
+
+
+def without_logarithms():
+    classify(lambda x: x, nn.NLLLoss())
+
+
+def one_class():
+    classify(lambda x: x, nn.CrossEntropyLoss(), torch.zeros_like(LABELS), 1)
+
+
 WRONG = {
+    softmax_twice: ("PROBABILITIES", "# twice"),
+    sigmoid_twice: ("PROBABILITIES", "# sigmoid"),
+    softmax_over_the_batch: ("PROBABILITIES", "# over the batch"),
+    without_logarithms: ("NO_LOGARITHMS", "# classify"),
+    one_class: ("ONE_CLASS", "# classify"),
     not_finite: ("LOSS_NOT_FINITE", "# train"),
     broadcast: ("BROADCAST", "# compare"),
     remade: ("OPTIMIZER_REMADE", "# make"),
@@ -179,7 +226,35 @@ def a_student_after_its_teacher():
         step(student, optimizer, X, target)
 
 
+def attention_and_logits():
+    def attend(x):
+        return torch.softmax(x @ x.T, dim=1) @ x
+
+    classify(attend, nn.CrossEntropyLoss())
+
+
+def logits_that_are_probabilities_of_nothing():
+    classify(torch.sigmoid, nn.BCELoss(), nn.functional.one_hot(LABELS, 4).float())
+    classify(nn.LogSoftmax(dim=1), nn.NLLLoss())
+    classify(torch.relu, nn.CrossEntropyLoss())
+
+
+def a_policy():
+    gain = torch.randn(32, 1)
+    classify(nn.LogSoftmax(dim=1), lambda logs, y: nn.functional.nll_loss(logs * gain, y))
+
+
+def a_teachers_probabilities():
+    target = torch.softmax(torch.randn(32, 4), dim=1)
+    classify(nn.LogSoftmax(dim=1), lambda logs, _: nn.functional.kl_div(logs, target, reduction="batchmean"))
+    classify(nn.Identity(), lambda logits, _: nn.functional.cross_entropy(logits, target))
+
+
 RIGHT = [
+    attention_and_logits,
+    logits_that_are_probabilities_of_nothing,
+    a_policy,
+    a_teachers_probabilities,
     a_student_after_its_teacher,
     gradients_that_are_added_up,
     two_optimisers,

@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from cpbkit.cli.machine import doctor
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import find_role
+from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, find_role
 from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, count_confusions, inject, inject_all, render_faults
 from cpbkit.gpu_check.script import run_script
-from cpbkit.gpu_check.shares import WORDS_OF_VALIDATION, Line, attribute
+from cpbkit.gpu_check.shares import Line, attribute
 from cpbkit.gpu_check.soundness import Unsound
 from cpbkit.gpu_check.watch import watch
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
@@ -429,6 +429,87 @@ def test_a_validation_with_its_loader_is_one_thing():
                     nn.functional.mse_loss(model(a), b)
     assert w.verdict == "VALIDATION_IN_STEP"
     assert w.seen().shares["validation"] > 0.5 > w.seen().shares.get("data", 0)
+
+
+def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not():
+    for taken_off in (True, False):
+        model, optimizer, batches = make()
+        with watch(tell=False) as w:
+            for x, y in batches * 10:
+                handle = model[0].register_forward_hook(lambda *_: None)  # one more hook
+                step(model, optimizer, x, y)
+                if taken_off:
+                    handle.remove()
+        assert (w.seen().hooks > 0.5) != taken_off
+    assert w.diagnosis.reason == "hooks" and f"{HERE.name}:{line_of('# one more ' + 'hook')}" in w.diagnosis.text
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(50, 16), nn.GRU(16, 32, batch_first=True)
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, ids, lengths=None):
+        x = self.table(ids)  # the ids
+        if lengths is not None:
+            x = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.layer(x)[1][0])
+
+
+@pytest.mark.parametrize("kind", ["padded", "short", "packed"])
+def test_a_batch_that_is_mostly_padding_is_named(kind):
+    torch.manual_seed(0)
+    model = Reader()
+    optimizer = torch.optim.Adam(model.parameters())
+    lengths = torch.randint(8, 20, (16,))
+    ids = torch.randint(1, 50, (16, 20 if kind == "short" else 80))
+    ids[torch.arange(ids.shape[1]) >= lengths[:, None]] = 0
+    with watch(tell=False) as w:
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(ids, lengths if kind == "packed" else None).square().mean().backward()
+            optimizer.step()
+    padded = 1 - lengths.sum().item() / ids.numel()
+    assert w.seen().padding[0] == pytest.approx(padded if kind != "packed" else 0)
+    assert (w.diagnosis.reason == "PADDING") == (kind == "padded"), w.report()
+    if kind == "padded":
+        assert f"{padded:.0%}" in w.diagnosis.text and f"{HERE.name}:{line_of('# the ' + 'ids')}" in w.diagnosis.text
+
+
+@pytest.mark.parametrize("kind", ["graph", "no graph", "attack"])
+def test_a_validation_with_gradients_is_told_from_one_without_and_from_one_that_needs_them(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(256, 64)
+
+    def evaluate():
+        model.eval()
+        total = 0.0
+        for part in (x, x, x):
+            part = part.clone().requires_grad_(kind == "attack")
+            loss = model(part).square().mean()  # validates
+            if kind == "attack":
+                loss.backward()
+            total += loss.item()
+        model.train()
+
+    with watch(tell=False) as w:
+        for _ in range(30):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            if kind == "no graph":
+                with torch.no_grad():
+                    evaluate()
+            else:
+                evaluate()
+    assert w.seen().graphs == (kind == "graph"), w.report()
+    if kind == "graph":
+        assert w.diagnosis.reason == "VALIDATION_GRAPHS" and "no_grad" in w.diagnosis.fixes[0].note
+        assert f"{HERE.name}:{line_of('# vali' + 'dates')}" in w.diagnosis.text
 
 
 class Rows(nn.Module):

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import sys
 import sysconfig
 import threading
@@ -16,6 +17,10 @@ import torch
 
 PERIOD, FIRST_PERIOD = 0.02, 0.004  # s between two looks, on average; the first ones, so that a short loop is seen too
 FIRST = 250  # looks
+# As a part of a name between underscores: not in `value` or `latest`.
+WORDS_OF_VALIDATION = re.compile(
+    r"(?<![a-z])(val(id|idate|idation)?|eval(uate|uation)?|test|dev|holdout)s?(?![a-z])", re.IGNORECASE
+)
 COST = 0.007  # of the time that looks may take: where waking up is dear, as in a virtual machine, there are fewer
 # A thread that wants the interpreter gets it after this many seconds. With Python's 5 ms a look falls where torch
 # lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %. A thread that
@@ -39,6 +44,7 @@ class CallStack(NamedTuple):
     own: tuple[tuple[int, int], ...]
     inside: int = 0  # of the own lines, how many are within that module
     evaluating: bool = False  # it is in eval mode
+    graph: bool = False  # what looks like a validation computes with gradients
 
 
 class Roles:
@@ -46,6 +52,7 @@ class Roles:
 
     def __init__(self):
         self.codes: list[CodeType] = []  # own ones, by their number
+        self._validating: list[bool] = []  # whether such a one's name says so
         self.modules: dict[int, weakref.ref] = {}  # whose calls were seen, by identity
         # By identity, for hashing a code object reads all of it; the code is kept so that the identity stays its own.
         self._known: dict[int, tuple[CodeType, str, int]] = {}
@@ -58,13 +65,14 @@ class Roles:
             if role == OWN:
                 number = len(self.codes)
                 self.codes.append(code)
+                self._validating.append(bool(WORDS_OF_VALIDATION.search(code.co_name)))
             known = self._known[id(code)] = code, role, number
         return known[1:]
 
     def read(self, frame: FrameType | None) -> CallStack:
         """Read a stack from its innermost frame outwards."""
         phase = library = ""
-        root, quiet, inside, own = None, False, 0, []
+        top, root, quiet, inside, own = frame, None, False, 0, []
         while frame is not None:
             role, number = self.find(frame.f_code)
             if role == OWN:
@@ -83,9 +91,10 @@ class Roles:
         if module is not None and ((known := self.modules.get(id(module))) is None or known() is None):
             self.modules[id(module)] = weakref.ref(module)  # of one that is gone, the place may be another's
         evaluating = module is not None and not module.__dict__.get("training", True)
-        return CallStack(
-            phase, library, id(module) if module is not None else 0, quiet or evaluating, tuple(own), inside, evaluating
-        )
+        validates = evaluating or any(self._validating[number] for number, _ in own)
+        graph = phase == "forward" and validates and not quiet and _holds_graph(top, root)
+        number = id(module) if module is not None else 0
+        return CallStack(phase, library, number, quiet or evaluating, tuple(own), inside, evaluating, graph)
 
     def own_line(self, frame: FrameType | None) -> tuple[int, int] | None:
         """Return the innermost own line of a stack."""
@@ -99,6 +108,17 @@ class Roles:
 
 def _line_of(frame: FrameType) -> int:
     return frame.f_lineno or frame.f_code.co_firstlineno  # between two lines there is none
+
+
+def _holds_graph(frame: FrameType | None, root: FrameType | None) -> bool:
+    """Say whether a variable of a frame, or of one around it up to `root`, is a part of a graph."""
+    while frame is not None:
+        if any(isinstance(v, torch.Tensor) and v.grad_fn is not None for v in frame.f_locals.values()):
+            return True
+        if frame is root:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def find_role(file: str, name: str) -> str:

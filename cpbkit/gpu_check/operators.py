@@ -18,6 +18,10 @@ PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, at
 DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
 COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 LEAST_PAIRS = 8  # samples of a batch, from which (n, 1) and (n,) are no accident
+NLL = {aten.nll_loss_forward, aten.nll_loss2d_forward}
+SQUASHING = {aten.sigmoid, aten._softmax}
+ROWS = 4096  # of a loss's input that are looked at
+LONG = 16  # ids in a row, from which padding may be most of it
 MOST = 4000  # operators of a step that are noted: to note one takes longer than many an operator
 STARTING = 8  # times what an operator costs that computes nothing: with its line of Python and its part of autograd
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
@@ -55,7 +59,10 @@ class Operators(TorchDispatchMode):
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
         self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
-        self.broadcast: tuple[int, int] | None = None  # line that compares (n, 1) with (n,)
+        self.wrong: dict[str, tuple[int, int]] = {}  # soundness.OF_OPERATORS that was seen -> line
+        self.padding: tuple[float, bool, tuple[int, int]] | None = None  # (share of the ids, of each row too, line)
+        self.packed = False  # a recurrent layer is told the lengths of its rows
+        self._squashed: dict[int, tuple[int, int]] = {}  # place in memory of a probability -> line
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
         # Operators forward, and those of them within nn.LSTM or nn.GRU, which on a CPU may be thousands: that is how
         # torch writes them, and no fault of the loop.
@@ -109,8 +116,12 @@ class Operators(TorchDispatchMode):
             self.in_layers += _is_in_layer(sys._getframe(2))
         if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
             self._take(line, packet, args[0].shape[0])
-        if packet in COMPARING and line and _is_of_all_pairs(args):
-            self.broadcast = line
+        if line and torch.is_grad_enabled() and (reason := self._find_wrong(packet, args)):
+            made = self._squashed.get(args[0].data_ptr()) if reason != "BROADCAST" else None
+            self.wrong[reason] = made or line
+        self.packed |= packet is aten._pack_padded_sequence
+        if line and packet is aten.embedding and (padding := _find_padding(args[1])):
+            self.padding = max(self.padding or (0.0, False, line), (*padding, line))
         if packet in WAITS and line:
             self.waits.append(line)
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
@@ -126,6 +137,8 @@ class Operators(TorchDispatchMode):
         if torch.is_grad_enabled() and isinstance(made, torch.Tensor) and made.is_floating_point():  # argmax ends there
             calls.tracked |= any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if isinstance(made, torch.Tensor):
+            if packet in SQUASHING and line:
+                self._squashed[made.data_ptr()] = line
             kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
             kind[0] += 1
             kind[1] = min(kind[1], seconds)
@@ -145,6 +158,26 @@ class Operators(TorchDispatchMode):
         if torch.is_anomaly_enabled():
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
 
+    def _find_wrong(self, packet, args) -> str:
+        """Return the reason of soundness.OF_OPERATORS for which an operator cannot be meant so, or ""."""
+        if packet in COMPARING:
+            return "BROADCAST" if _is_of_all_pairs(args) else ""
+        x = args[0] if args else None
+        if not (isinstance(x, torch.Tensor) and x.requires_grad) or _is_capturing(x):
+            return ""
+        if packet in NLL:
+            rows = _to_rows(x, min(1, x.dim() - 1))
+            if rows.shape[1] == 1:
+                return "ONE_CLASS"
+            # A row may be above 0 as a whole: logarithms times what a policy has gained.
+            mixed = bool(((rows > 1e-3).any(1) & (rows < -1e-3).any(1)).any())
+            return "NO_LOGARITHMS" if mixed or _are_probabilities(rows) else ""
+        if packet is aten._log_softmax:
+            return "PROBABILITIES" if _are_probabilities(_to_rows(x, args[1])) else ""
+        if packet is aten.binary_cross_entropy_with_logits and x.data_ptr() in self._squashed:
+            return "PROBABILITIES" if x.numel() >= LEAST_PAIRS and bool(((x >= 0) & (x <= 1)).all()) else ""
+        return ""
+
     @property
     def own_count(self) -> float:
         """Operators of a step that are not torch's own writing-out of a recurrent layer."""
@@ -161,6 +194,33 @@ class Operators(TorchDispatchMode):
             return False
         self.__exit__(None, None, None)
         return True
+
+
+def _is_capturing(x: torch.Tensor) -> bool:
+    """Say whether a value may not be read, for a graph of the device's is being recorded."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _to_rows(x: torch.Tensor, axis: int) -> torch.Tensor:
+    return x.detach().movedim(axis, -1).flatten(0, -2)[:ROWS].float() if x.dim() > 1 else x.detach()[None].float()
+
+
+def _are_probabilities(rows: torch.Tensor) -> bool:
+    """Say whether rows, or the columns of a whole batch, are above 0 and add up to 1."""
+    if rows.numel() < LEAST_PAIRS or bool((rows < 0).any()):
+        return False
+    return any(bool((rows.sum(axis) - 1).abs().max() < 1e-3) for axis in (0, 1))
+
+
+def _find_padding(ids: torch.Tensor) -> tuple[float, bool] | None:
+    """Return (share of one id repeated at the end, or the start, of rows; whether each row has some of it)."""
+    if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < LONG or _is_capturing(ids):
+        return None
+    found = []
+    for side in (ids.flip(1), ids):
+        of_row = (side == side[:, 0].mode().values).cumprod(1).sum(1)
+        found.append((of_row.sum().item() / ids.numel(), bool(of_row.min() > 1)))
+    return max(found)
 
 
 def _is_of_all_pairs(args) -> bool:

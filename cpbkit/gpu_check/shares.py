@@ -8,14 +8,11 @@ from types import CodeType
 from typing import NamedTuple
 
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import CallStack
+from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack
 from cpbkit.gpu_check.source import Span
 
 ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
-# As a part of a name between underscores: not in `value` or `latest`.
-WORDS_OF_VALIDATION = re.compile(
-    r"(?<![a-z])(val(id|idate|idation)?|eval(uate|uation)?|test|dev|holdout)s?(?![a-z])", re.IGNORECASE
-)
+GRAPHS = 0.1  # of a validation's forward passes: none is seen in a model's first layer
 # What a line does besides training: noun, libraries it calls, its text, and the cure.
 KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("saving", {"pickle", "json", "csv", "gzip", "zipfile", "h5py", "shutil", "sqlite3", "joblib"},
@@ -88,6 +85,7 @@ class Attribution:
     lines: tuple[Line, ...]  # the longest first
     inside: float  # seconds of validation in the loop over batches
     loop: Span | None
+    graphs: bool = False  # forward passes of a validation build graphs, and no pass backward follows them
 
 
 def attribute(
@@ -138,7 +136,8 @@ def attribute(
     accounts: defaultdict[str, float] = defaultdict(float)
     lines: defaultdict[tuple, float] = defaultdict(float)
     libraries: defaultdict[tuple, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    inside = 0.0
+    inside = graphs = forward = 0.0
+    backward_too = False
     for s, seconds in seen.items():
         here = next((line for number, line in s.own if number == owner), 0) if loop else 0
         within = loop is not None and loop.holds(names[owner].file, here)
@@ -155,6 +154,9 @@ def attribute(
             account = "outside"
         if account == "validation":
             inside += seconds * within
+            forward += seconds * (s.phase == "forward")
+            graphs += seconds * s.graph
+        backward_too |= s.phase == "backward" and _region(s, names, of_step, loop, at) in regions
         accounts[account] += seconds
         if s.own:
             number, line = s.own[0]
@@ -176,7 +178,8 @@ def attribute(
         by_torch = library == "torch"
         found.append(Line(file, line, text, account, seconds, kind, caller, caller_file, by_torch, function, around))
     found.sort(key=lambda line: -line.seconds)
-    return Attribution(dict(accounts), tuple(found), inside, loop)
+    graphs_found = graphs > GRAPHS * forward and not backward_too
+    return Attribution(dict(accounts), tuple(found), inside, loop, graphs_found)
 
 
 def find_training_loop(

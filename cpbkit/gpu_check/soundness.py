@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,24 @@ MOST_ASKED = 64  # values of a loss that are read: each read waits for a GPU
 GONE = 1e-3  # of the highest learning rate: below, nothing is learned any more
 OPTIMIZER = r"\b(\w*Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Muon)\("
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
+
+
+# What an operator's arguments give away: reason -> (what was seen, cure, pattern of the line it comes from).
+OF_OPERATORS = {
+    "BROADCAST": (
+        "The loss compares every forecast of the batch with every target: shapes (n, 1) and (n,) make (n, n)",
+        "forecast.squeeze(1), or target.unsqueeze(1)", ""),
+    "PROBABILITIES": (
+        "The loss takes logits, and gets probabilities: a softmax or sigmoid is applied twice, and gradients fade",
+        "take the softmax (sigmoid) out: CrossEntropyLoss (BCEWithLogitsLoss) applies its own",
+        r"(?i)softmax\(|sigmoid\("),
+    "NO_LOGARITHMS": (
+        "NLLLoss takes logarithms of probabilities, which are never above 0, and gets other numbers",
+        "log_softmax(x, dim=1) in place of softmax or of nothing; or CrossEntropyLoss on the logits as they are", ""),
+    "ONE_CLASS": (
+        "A cross entropy over one class is always 0: nothing is learned",
+        "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
+}  # fmt: skip
 
 
 class Unsound(NamedTuple):
@@ -88,16 +106,16 @@ class Soundness:
             gradients = [weight.grad for weight in weights_of(optimizer) if weight.grad is not None]
             self._kept += bool(gradients) and bool(min(gradients, key=torch.Tensor.numel).count_nonzero())
 
-    def find(self, broadcast: bool) -> Iterator[Unsound]:
-        """Yield what is wrong, the worst first. broadcast: a loss was of every forecast with every target."""
+    def find(self, wrong: Collection[str]) -> Iterator[Unsound]:
+        """Yield what is wrong, the worst first. wrong: reasons of OF_OPERATORS."""
         if self._lost >= LEAST:
             text = "The loss is nan or infinite, and the training goes on: it learns nothing"
             cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
             cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
             yield Unsound("LOSS_NOT_FINITE", text, cure, "")
-        if broadcast:
-            text = "The loss compares every forecast of the batch with every target: shapes (n, 1) and (n,) make (n, n)"
-            yield Unsound("BROADCAST", text, "forecast.squeeze(1), or target.unsqueeze(1)", "")
+        for reason in OF_OPERATORS:
+            if reason in wrong:
+                yield Unsound(reason, *OF_OPERATORS[reason])
         if self._made >= LEAST and self._made > 0.5 * self._steps:
             text = "A new optimiser is made for every step: it begins without its moments each time"
             cure = "make it once, before the loop; a learning rate is changed by a scheduler"

@@ -48,6 +48,8 @@ FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in t
 BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
 LIVE = 2.0  # s between two live lines, at the least
 GROWN = 100e6  # bytes of the process: less is its allocators settling in
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PADDING = r"\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|\.ljust\("  # lines that fill rows up
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 _told: dict[tuple[str, int], str] = {}  # place of a watch in the person's source -> the verdict it last gave
@@ -82,6 +84,7 @@ class Watch:
         self._first = self._last = math.nan  # time of the first and the last noted step
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
         self._again = 1  # steps after which its lines are read again
+        self._hooks: list[tuple[int, int]] = []  # (steps, the most hooks of one module) at these
         self._lost = 0.0  # seconds of steps that were counted
         self._cpu = self._cpu_first = self._cpu_lost = 0.0  # s of the training thread's own
         self._count: Operators | None = None  # under way
@@ -240,6 +243,11 @@ class Watch:
             mode_line=self._find_text(
                 r"detect_anomaly|\bprofile\(|emit_nvtx|Profile\(|setprofile|settrace|tracemalloc"
             ),
+            hooks=_rise(self._hooks),
+            hooks_line=self._find_text(r"\.register_\w*hook\("),
+            padding=min((c.padding[:2] for c in self._counted if c.padding and not c.packed), default=(0.0, False)),
+            padding_line=self._find_padding_line(),
+            graphs=found.graphs,
             kept=self._find_kept() or self._kept,
             growth=self._find_growth(),
             workers=workers,
@@ -301,6 +309,7 @@ class Watch:
             self._again = 2 * self.steps
             if optimizer is not None:
                 self._soundness.note_gradients(optimizer)
+            self._hooks.append((self.steps, self._count_hooks()))
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
         if torch.cuda.is_initialized():
@@ -501,10 +510,22 @@ class Watch:
 
     def _find_unsound(self) -> Iterator[tuple[Unsound, Line | None]]:
         backward = self._line(self._backward[0]) if self._backward else None
-        broadcast = next((c.broadcast for c in self._counted if c.broadcast), None)
-        for found in self._soundness.find(broadcast is not None):
-            line = self._line(broadcast) if found.reason == "BROADCAST" and broadcast else None
-            yield found, line or (found.pattern and self._find_text(found.pattern)) or backward
+        wrong = {reason: at for c in self._counted for reason, at in c.wrong.items()}
+        for found in self._soundness.find(wrong):
+            line = self._line(wrong[found.reason]) if found.reason in wrong else None
+            if found.pattern and not (line and re.search(found.pattern, line.text)):
+                line = self._find_text(found.pattern) or line
+            yield found, line or backward
+
+    def _find_padding_line(self) -> Line | None:
+        at = next((c.padding[2] for c in self._counted if c.padding), None)
+        return at and (self._find_text(PADDING) or self._line(at))
+
+    def _count_hooks(self) -> int:
+        """Return the most hooks that one module of a model that was seen to run has."""
+        models = [model for ref in self.roles.modules.values() if (model := ref()) is not None]
+        parts = {part for model in models for part in model.modules()}
+        return max((sum(len(getattr(part, name)) for name in HOOKS) for part in parts), default=0)
 
     def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
         """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
@@ -627,6 +648,15 @@ def _find_weights(node) -> dict[int, int]:
             found[id(weight)] = weight.numel()
         queue += [following for following, _ in node.next_functions]
     return {} if queue else found
+
+
+def _rise(points: list[tuple[int, int]]) -> float:
+    """Return by how much the last of (steps, number) grows a step, where it grew as before; else 0."""
+    if len(points) < 3:
+        return 0.0
+    (s0, n0), (s1, n1), (s2, n2) = points[-3:]
+    before, rise = (n1 - n0) / (s1 - s0), (n2 - n1) / (s2 - s1)
+    return rise if min(before, rise) > 0.5 else 0.0
 
 
 def _or_none(number: float) -> float | None:

@@ -52,6 +52,11 @@ class Seen:
     modes: tuple[str, ...] = ()  # of debugging, that are on
     mode_line: Line | None = None  # that switches them on
     kept: tuple[str, ...] = ()  # variables that keep the graphs of earlier steps
+    hooks: float = 0.0  # more at each step, on one module
+    hooks_line: Line | None = None  # that registers one
+    padding: tuple[float, bool] = (0.0, False)  # share of the ids that a model reads; whether the longest row has some
+    padding_line: Line | None = None
+    graphs: bool = False  # a validation builds graphs, and no pass backward follows
     growth: float = 0.0  # bytes a step, where memory grows steadily
     workers: int = 0  # of the loader
     starts: int = 0  # of workers
@@ -83,6 +88,7 @@ class Limits:
     steps_a_start: float = 200.0  # of workers: below, starting them is what takes the time
     too_many: float = 2.0  # threads a core
     unused: float = 0.4  # of the gradients
+    padding: float = 0.6  # of the ids
     rows_moved: float = 20.0  # of an embedding, for each that is read
     numbers_moved: float = 1e6
     busy: float = 0.85
@@ -125,20 +131,43 @@ def _find(seen: Seen, limits: Limits):
     for rank, (found, line) in enumerate(seen.unsound):
         fix = Fix("a training that learns", NAN, found.cure, True)
         yield 2.0 - rank / 10, "UNSOUND_TRAINING", found.reason, f"{found.text}{_at(line)}.", (fix,)
+    if seen.hooks:
+        text = f"Hooks pile up: {seen.hooks:.2g} more on a module at each step, which then calls all of them"
+        cure = "register a hook once, before the loop; or take it off again: handle = ...; handle.remove()"
+        yield (
+            1.1,
+            "PYTHON_OR_IO_IN_STEP",
+            "hooks",
+            f"{text}{_at(seen.hooks_line)}.",
+            (Fix("one hook", NAN, cure, True),),
+        )
+    padded, each = seen.padding
+    if padded > limits.padding and model > limits.python:
+        text = f"{padded:.0%} of the ids that the model reads are padding{_at(seen.padding_line)}."
+        cure = "pad each batch to its own longest row: collate_fn with torch.nn.utils.rnn.pad_sequence; and batches of "
+        cure += "rows of like length" if each else "rows of like length, sorted by it, for one long row fills up all"
+        yield model * padded, "WASTED_WORK", "PADDING", text, _cure("less padding", model * padded, cure)
     if device_sets_pace:
         return  # the host waits: whatever line it waits at costs nothing
     outside = share["outside"] + share["validation"] - seen.inside
+    in_eval_mode = any(found.reason == "EVAL_MODE" for found, _ in seen.unsound)  # what looks like one is the training
+    graphs = no_grad = ""
+    if seen.graphs and not in_eval_mode:
+        graphs, no_grad = ", and builds graphs that nobody uses", "with torch.no_grad(): around it; "
+    if graphs and share["validation"] - seen.inside > limits.told:
+        text = f"A validation takes {share['validation']:.0%} of the time{graphs}{_at(_top(seen, 'validation'))}."
+        fixes = _cure("no graph", share["validation"] / 2, f"{no_grad}and keep loss.item(), not the loss")
+        yield outside + 0.01, "WASTED_WORK", "VALIDATION_GRAPHS", text, fixes
     if outside > limits.outside:
         line = _top(seen, "outside") or _top(seen, "validation")
         reason = "validation" if share["validation"] - seen.inside > share["outside"] else "between epochs"
         text = f"{outside:.0%} of the time is outside the loop over batches{_at(line)}."
         cure = cure_of(line.kind) if line and line.kind else "do it more rarely, or beside the training"
         yield outside, "GPU_IDLE_OUTSIDE_STEPS", reason, text, _cure("less between steps", outside, cure)
-    in_eval_mode = any(found.reason == "EVAL_MODE" for found, _ in seen.unsound)  # what looks like one is the training
     if seen.inside > limits.validation and not in_eval_mode:
         line = _top(seen, "validation")
-        text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{_at(line)}."
-        cure = "validate once an epoch, or every so many steps, in eval mode and without gradients"
+        text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{graphs}{_at(line)}."
+        cure = f"{no_grad}validate once an epoch, or every so many steps, in eval mode and without gradients"
         yield seen.inside, "VALIDATION_IN_STEP", "", text, _cure("validate once an epoch", seen.inside, cure)
     limit = limits.workers if seen.workers else limits.own_loader if seen.loads_in_own_code else limits.plain_loader
     if share["data"] > limit:
