@@ -1,34 +1,29 @@
 """The front door: start a run or open one, look at what it found, use its models."""
 
-import datetime as dt
-import hashlib
 import html
 import json
 import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from cpbkit.config.experiment import Experiment, to_json, vary
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.own import require_consent
-from cpbkit.config.presets import PRESETS, find_preset
+from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance
 from cpbkit.data.files import from_frames
-from cpbkit.data.klines import Klines, split_name
-from cpbkit.data.load import load_klines, open_files, with_days
-from cpbkit.data.traces import Trace, find_traces
+from cpbkit.data.klines import Klines
+from cpbkit.data.load import load_klines
+from cpbkit.data.traces import Trace
 from cpbkit.errors import NO_ROOM, DataError, RunError, check_name, stoppable
-from cpbkit.evaluation import leakage
-from cpbkit.evaluation.backtest import judge_folds, refit
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
-from cpbkit.evaluation.pooled import gather, pool, say_all
+from cpbkit.evaluation.pooled import Pooled, gather, pool, say_all
 from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
@@ -42,20 +37,17 @@ from cpbkit.evaluation.verdicts import (
     verdict_table,
     verdicts,
 )
-from cpbkit.runs import trained
 from cpbkit.runs.compare import compare as compare_runs
-from cpbkit.runs.folder import RunFolder
-from cpbkit.runs.sweep import name_refit, plan_refit, prepare
-from cpbkit.runs.sweep import sweep as run_sweep
-from cpbkit.runs.table import check_table, suit_rate, suit_tables
-from cpbkit.runs.trained import Bars, Forecast, TrainedModel
-from cpbkit.runs.worker import data_sha256
+from cpbkit.runs.folder import RunFolder, tell_stopped
+from cpbkit.runs.settle import Bars, Settled, one_of, settle
 from cpbkit.runs.workspace import Workspace
-from cpbkit.windows.series import Series, Table, to_series
+from cpbkit.windows.series import Series, Table, data_sha256, to_series
 from cpbkit.windows.splits import folds, split
 
+if TYPE_CHECKING:  # torch takes seconds to load, and a run can be looked at without it
+    from cpbkit.runs.trained import Forecast, TrainedModel
+
 log = logging.getLogger(__name__)
-PLACE = ("folder", "runs", "executor", "workers", "minutes", "quiet")  # what `sweep` takes that is no setting
 
 
 class Run:
@@ -95,13 +87,15 @@ class Run:
     def __iter__(self) -> Iterator[str]:
         return iter(line.series for line in self.results if line.status == "done")
 
-    def __getitem__(self, series: str) -> TrainedModel:
+    def __getitem__(self, series: str) -> "TrainedModel":
         """Return the trained model of a series. Errors: UnknownName, RunError where it has none."""
         (model,) = self.models([series])
         return model
 
-    def models(self, series: Iterable[str] | None = None) -> list[TrainedModel]:
+    def models(self, series: Iterable[str] | None = None) -> "list[TrainedModel]":
         """Return the trained models of some series, or of all that are finished. Errors: as for one, `run[series]`."""
+        from cpbkit.runs.trained import TrainedModel
+
         results, known, found = self.results, self.series, []  # each read once: a property reads its file
         said = meanings(results)
         for name in [line.series for line in results if line.status == "done"] if series is None else series:
@@ -128,15 +122,18 @@ class Run:
         results = self.results
         if not results:
             raise RunError(f"{self.folder} has no finished series yet, of {len(self.series)}")
-        done = [line for line in results if line.status == "done"]
-        by_head, lost = judgements(done), len(results) - len(done)
-        lines = [headline(verdicts(group), head, lost) for head, group in by_head.items()]
-        lines += filter(None, (advise(group, head) for head, group in by_head.items()))
-        losses, _ = gather([line.series for line in results if line.test], self._folder.losses)
-        lines += say_all(losses, {head: pool(parts) for head, parts in losses.items()}).values()
-        lines += say_quantiles(results).values()
-        lines += [MADE_UP] * any(line.synthetic for line in results)
-        return Verdicts(verdict_table(by_head), tuple(lines), results)
+        by_head = judgements(results)
+        said = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
+        losses, missing = gather([line.series for line in results if line.test], self._folder.losses)
+        together = {head: pool(parts) for head, parts in losses.items()}
+        said |= say_all(losses, together)
+        said |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
+        said |= say_quantiles(results)
+        trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
+        trouble += filter(None, [tell_stopped(results)])
+        if missing:
+            trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
+        return Verdicts(verdict_table(by_head), said, results, together, tuple(trouble))
 
     def plot(self):
         """Return the picture of the run as HTML: a panel for each series, memory and load below."""
@@ -161,18 +158,22 @@ class Run:
         and a foundation model without consent.
         """
         require_consent(self.experiment.own_parts, self._trust_code, str(self.folder), self.experiment.pretrained)
-        name = check_name("series", series or self.verdicts().best, self.series)
-        if self.experiment.data.source == "table":
+        name = series or self.verdicts().best
+        one = vary(one_of(self.experiment, name), **given)
+        if one.data.source == "table":
             if data is None or name not in data:
                 raise DataError(f"the table of {name} was given as a frame; give it again: data={{{name!r}: frame}}")
-            table = Table(name, data[name])
-            check_table(self._folder, table)
-            return Retraining(name, vary(self.experiment, series=(name,), symbols=(name,), **given), table)
-        symbol, interval = split_name(name)
-        listed = (name,) if self.experiment.data.series else ()  # own bars name each series
-        one = vary(self.experiment, symbols=(symbol,), intervals=(interval,), series=listed, **given)
+            return Retraining(name, one, self._same_table(Table(name, data[name])))
         bars = load_klines(one) if data is None else from_frames(data)
         return Retraining(name, one, bars[check_name("series", name, bars)])
+
+    def _same_table(self, table: Table) -> Table:
+        """Return a table that is the one which the run was trained on. Errors: RunError for another."""
+        known = {line.series: line.data_sha256 for line in self.results}.get(table.name, "")
+        if known != data_sha256(to_series(table, self.experiment.task)):
+            why = "it has other rows or values" if known else f"that run has {', '.join(self.series)}"
+            raise RunError(f"{table.name} must be the table that {self.folder} was trained on, row by row; {why}")
+        return table
 
     def page(
         self, out: str | os.PathLike | None = None, bars: Mapping[str, Bars] | None = None, public: bool = False
@@ -235,14 +236,15 @@ class Run:
         moment, the same call goes on. data: the bars again, longer, of a run whose bars were given. place: as `sweep`
         takes it. Errors: as `sweep`; RunError where this run has bars up to that day, or no model.
         """
+        from cpbkit.runs.sweep import name_refit, plan_refit
+
         experiment = plan_refit(self._folder, until, from_zero)
         require_consent(experiment.own_parts, self._trust_code, str(self.folder), experiment.task.zero_shot)
         task, days = experiment.task, experiment.data
         given = {"features": task.features, "targets": task.targets, "target_weights": task.target_weights}
         given |= {name: getattr(days, name) for name in ("start", "end", "venue")} if data is not None else {}
-        experiment, _, bars = _settle(experiment, data, given)
         folder = Path(folder or name_refit(self.folder, until, from_zero))
-        return _train(experiment, folder, quiet, klines=bars, parent=self._folder, **place)
+        return _train(settle(experiment, given, data), folder, quiet, parent=self._folder, **place)
 
     def record(self, repo: str, name: str = "", bars: Mapping[str, Bars] | None = None, public: bool = False):
         """Commit the forecasts of the bars to come to a record, a dataset repository of the Hub, before they happen.
@@ -252,7 +254,7 @@ class Run:
         """
         from cpbkit.hub.record import record  # the Hub's client takes a moment to load
 
-        return record(self.models(), repo, name or name_run(self.experiment), bars, public)
+        return record(self.models(), repo, name or Settled(self.experiment).name(), bars, public)
 
     def coverage(self):
         """Return the picture of what the prediction intervals held, through the test split."""
@@ -279,14 +281,18 @@ class Run:
 
         return browse(self.results, series)
 
-    def forecast(self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None) -> dict[str, Forecast]:
+    def forecast(
+        self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
+    ) -> "dict[str, Forecast]":
         """Forecast the next bars of every finished series, as one stack.
 
         bars: by series; None fetches the newest closed ones. A series whose bars do not fit is left out, with a
         warning. Errors: DataError where no series can be forecast.
         """
+        from cpbkit.runs.trained import forecast_able
+
         models = self.models(None if bars is None else [name for name in self if name in bars])
-        found, trouble = trained.forecast_able(models, bars, now)
+        found, trouble = forecast_able(models, bars, now)
         for why in trouble.values():
             log.warning("not forecast: %s", why)
         return found
@@ -297,8 +303,20 @@ class Verdicts:
     """The verdict of each model, the best first; shown as a styled table in a notebook."""
 
     table: pd.DataFrame
-    headlines: tuple[str, ...]  # of each head, of all series at once, and that the data are synthetic where they are
+    said: dict[str, str]  # in a line each: of each head, and of all series at once
     results: list[ResultLine] = field(default_factory=list)  # the ledger that they were read from
+    pooled: dict[str, Pooled] = field(default_factory=dict)  # by head, of all series at once
+    trouble: tuple[str, ...] = ()  # which series have no verdict, or no place among all, and why
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether any of the data were made up."""
+        return any(line.synthetic for line in self.results)
+
+    @property
+    def headlines(self) -> tuple[str, ...]:
+        """What is said, and that the data are synthetic where they are."""
+        return (*self.said.values(), *[MADE_UP] * self.synthetic)
 
     @property
     def best(self) -> str:
@@ -319,6 +337,17 @@ class Verdicts:
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers: a row per series and head."""
         return self.table
+
+    def to_dict(self) -> dict:
+        """Return plain JSON types."""
+        return {
+            "models": len(self.results),
+            "synthetic": self.synthetic,
+            "headlines": self.said,
+            "pooled": {head: asdict(pooled) for head, pooled in self.pooled.items()},
+            "trouble": list(self.trouble),
+            "verdicts": json.loads(self.table.to_json(orient="records")),
+        }
 
     def __str__(self) -> str:
         return "\n".join([self.table.to_string(index=False), *self.headlines])
@@ -398,6 +427,9 @@ class Retraining:
     @stoppable()
     def audit(self, placebos: int = 20) -> pd.DataFrame:
         """Look for leaks: a row per check, with its verdict and the evidence. placebos: how many are judged."""
+        from cpbkit.evaluation import leakage
+        from cpbkit.evaluation.backtest import refit
+
         one = self.experiment
         found = leakage.audit(self.data, one.task, refit(one), model=one.model.name, placebos=placebos)
         return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
@@ -405,6 +437,7 @@ class Retraining:
     @stoppable()
     def plot(self, ahead: int = 1, windows: int = 160):
         """Return the picture of its forecasts `ahead` bars beside the truth, over the last windows of the test."""
+        from cpbkit.evaluation.backtest import refit
         from cpbkit.views.verdict import forecast_figure
 
         columns, task = self._columns(), self.experiment.task
@@ -415,6 +448,8 @@ class Retraining:
     @stoppable()
     def seeds(self, count: int = 3, refits: int = 3) -> pd.DataFrame:
         """Say what luck does to its skill: other seeds, each over `refits` test periods with a refit before each."""
+        from cpbkit.evaluation.backtest import judge_folds, refit
+
         columns, parts = self._columns(), folds(vary(self.experiment, folds=refits).task, refits)
         found = []
         for seed in range(count):
@@ -433,6 +468,11 @@ class Map:
 
     table: pd.DataFrame
     synthetic: bool = False
+
+    @classmethod
+    def of(cls, bars: Mapping, horizons: Sequence[int]) -> "Map":
+        """Judge bars by series. Errors: CpbkitError for horizons, DataError for bars that are too few."""
+        return cls(forecastable(bars, horizons), any(one.passport.synthetic for one in bars.values()))
 
     def plot(self):
         """Return the map as a picture."""
@@ -492,26 +532,28 @@ def sweep(
     Errors: CpbkitError for settings that cannot be, DataError, RunError for a folder of other settings.
     """
     place: dict[str, Any] = {name: given.pop(name) for name in ("executor", "workers", "minutes") if name in given}
-    experiment, own, bars = _settle(preset, data, given)
-    folder = Path(folder or _place(runs, name_run(experiment, own)))
+    settled = settle(preset, given, data)
+    folder = Path(folder or _place(runs, settled.name()))
     try:
-        return _train(experiment, folder, quiet, klines=bars, **place)
+        return _train(settled, folder, quiet, **place)
     finally:
         if isinstance(runs, Workspace):
             runs.keep()
 
 
-def _train(experiment: Experiment, folder: Path, quiet: bool, **place) -> Run:
+def _train(settled: Settled, folder: Path, quiet: bool, **place) -> Run:
     """Sweep with what a person sees of it, unless `quiet`, and the buttons that stop it; return the run."""
+    from cpbkit.runs.sweep import sweep
+
     run = Run(folder, trust_code=True)  # its own parts were just named, or consented to
     again = "the same call goes on from what is done"
     if not quiet:
         from cpbkit.views.live import live
 
-        place["on_progress"] = live(experiment, folder.name, run.stop)
+        place["on_progress"] = live(settled.experiment, folder.name, run.stop)
     try:
         with stoppable(again):
-            run_sweep(experiment, folder, **place)
+            sweep(settled.experiment, folder, klines=settled.bars, **place)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -531,8 +573,7 @@ def find_run(
 
     Takes what `sweep` takes. Errors: as those of its settings.
     """
-    experiment, own, _ = _settle(preset, data, given)
-    folder = _place(runs, name_run(experiment, own))
+    folder = _place(runs, settle(preset, given, data).name())
     return open_run(folder, trust_code=True) if (folder / "experiment.json").exists() else None
 
 
@@ -550,15 +591,10 @@ def window(
     """
     from cpbkit.views.window import window_figure
 
-    experiment, _, bars = _settle(preset, data, given)
-    name = check_name("series", series or experiment.series[0], experiment.series)
-    if bars is None and experiment.data.market != "network":
-        symbol, interval = split_name(name)
-        experiment = vary(experiment, symbols=(symbol,), intervals=(interval,))
-    found, failed = prepare(experiment, (bars or load_klines)(experiment, lambda stage: None))
-    if name not in found:
-        raise DataError(failed[name])
-    return window_figure(found[name], experiment.task)
+    settled = settle(preset, given, data)
+    name = series or settled.experiment.series[0]
+    one = one_of(settled.experiment, name)
+    return window_figure(to_series(settled.bars(one)[name], one.task), one.task)
 
 
 def audit(
@@ -574,10 +610,10 @@ def audit(
     series: by default the first. placebos: how many are judged; the model is trained so often, and six times more.
     Takes what `sweep` takes; of a run that is there, `run.retrain(...).audit()`. Errors: as those of its settings.
     """
-    experiment, _, bars = _settle(preset, data, given)
-    name = check_name("series", series or experiment.series[0], experiment.series)
-    found = (bars or load_klines)(experiment, lambda stage: None)
-    return Retraining(name, experiment, found[name]).audit(placebos)
+    settled = settle(preset, given, data)
+    name = series or settled.experiment.series[0]
+    one = one_of(settled.experiment, name)
+    return Retraining(name, one, settled.bars(one)[name]).audit(placebos)
 
 
 @stoppable()
@@ -587,70 +623,12 @@ def map(*, data: Mapping[str, Bars] | None = None, horizons: Sequence[int] = HOR
     data, given: bars as `sweep` takes them (symbols, intervals, start, end, files, source). horizons: bars.
     Errors: CpbkitError for settings that cannot be, DataError for bars that are too few, SourceError.
     """
-    experiment, _, bars = _settle("quick", data, given)
-    klines = (bars or load_klines)(experiment, lambda stage: None)
-    return Map(forecastable(klines, horizons), any(one.passport.synthetic for one in klines.values()))
+    settled = settle("quick", given, data)
+    return Map.of(settled.bars(settled.experiment), horizons)
 
 
 def _place(runs: str | os.PathLike | Workspace, name: str) -> Path:
     return runs.find(name) if isinstance(runs, Workspace) else Path(runs) / name
-
-
-def _settle(preset: str | os.PathLike | Experiment, data: Mapping[str, Bars] | None, given: Mapping):
-    """Return the experiment that is meant, the data that were given, and what gets its bars where none are fetched."""
-    own: dict[str, Klines | Table] = {}
-    settings: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name not in PLACE
-    }
-    if "search" in settings:
-        settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
-    base = preset if isinstance(preset, Experiment) else find_preset(preset)
-    if "files" in settings:
-        whose: dict[str, Any] = {"symbols": (), "intervals": ()}
-        if base.data.market == "network":
-            whose = {"symbols": tuple(find_traces(settings["files"]))}
-        settings = {"source": "files", **whose, **settings, "files": str(settings["files"])}
-    tables = data is not None and not any(is_bars(one) for one in data.values())
-    if data is not None and tables:
-        base, settings = suit_rate(base, settings), suit_tables(data, settings)
-        own = {name: Table(name, table) for name, table in data.items()}
-    elif data is not None:
-        days = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
-        own = {**from_frames(data, **days)}
-        pairs = [split_name(name) for name in own]
-        settings |= {"source": "given", "symbols": tuple(dict.fromkeys(symbol for symbol, _ in pairs))}
-        settings |= {"intervals": tuple(dict.fromkeys(interval for _, interval in pairs)), "series": tuple(own)}
-    if "targets" in settings:
-        settings.setdefault("target_weights", (1.0,) * len(settings["targets"]))
-    experiment = with_days(vary(base, **settings), dt.datetime.now(dt.timezone.utc).date(), log.warning)
-    if experiment.data.source == "files" and experiment.data.market != "network":
-        found = open_files(experiment)
-        return found.settle(experiment), own, partial(load_klines, found=found)
-    if tables:
-        for setting, tried in experiment.training.search if "search" not in settings else ():
-            log.warning(
-                "Validation chooses the %s of each table among %s.", setting, ", ".join(f"{x:g}" for x in tried)
-            )
-        # What cannot be is said before a folder is begun.
-        for table in own.values():
-            to_series(table, experiment.task)
-    return experiment, own, None if data is None else lambda *_: own
-
-
-def is_bars(data: object) -> bool:
-    """Say whether own data are bars, which is everything but a frame without the four prices."""
-    return not isinstance(data, pd.DataFrame) or {"open", "high", "low", "close"} <= {str(c).lower() for c in data}
-
-
-def name_run(experiment: Experiment, own: Mapping[str, Klines | Table] | None = None) -> str:
-    """Name a run after its settings and the data that were given: `quick-3f2a91`; any change gives another name."""
-    digest = hashlib.sha256(to_json(experiment).encode())
-    for one in (own or {}).values():
-        if isinstance(one, Table):
-            digest.update(data_sha256(to_series(one, experiment.task)).encode())
-        else:
-            digest.update(pd.util.hash_pandas_object(one.frame).to_numpy().tobytes())
-    return f"{experiment.preset}-{digest.hexdigest()[:6]}"
 
 
 def open_run(folder: str | os.PathLike, trust_code: bool = False) -> Run:

@@ -211,7 +211,7 @@ def test_the_synthetic_market_is_forecast_from_its_last_whole_day(tmp_path):
 
 def test_own_files_and_frames_name_their_series_themselves(bars, tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr("cpbkit.api.run_sweep", lambda experiment, folder, **place: begun.append((experiment, place)))
+    monkeypatch.setattr("cpbkit.runs.sweep.sweep", lambda experiment, _, **place: begun.append((experiment, place)))
     bars["BTCUSDT_1h"].frame.to_csv(tmp_path / "BTC_USDT-1h.csv")
     cpb.sweep("quick", files=tmp_path, start="2025-01-05", folder=tmp_path / "run", quiet=True)
     frame = bars["ETHUSDT_1h"].frame.rename_axis("Date")
@@ -257,7 +257,7 @@ def test_a_full_disk_ends_a_sweep_with_what_to_do(bars, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/x")
 
-    monkeypatch.setattr("cpbkit.api.run_sweep", full)
+    monkeypatch.setattr("cpbkit.runs.sweep.sweep", full)
     with pytest.raises(RunError, match=r"on device: runs/x\. Make room there.*cache remove.*goes on"):
         cpb.sweep("quick", data=bars, folder=tmp_path / "run", quiet=True)
 
@@ -266,7 +266,7 @@ def test_an_interrupt_ends_in_a_sentence_and_not_in_the_kit(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cpbkit.api.load_klines", interrupted)
+    monkeypatch.setattr("cpbkit.runs.settle.load_klines", interrupted)
     with pytest.raises(KeyboardInterrupt, match=r"^stopped; run the same again, it begins anew$") as told:
         cpb.map(source="synthetic", symbols=("BTCUSDT",), intervals=("1h",), start="2025-01-01", end="2025-01-31")
     assert told.traceback[-1].name == "stoppable" and told.value.__suppress_context__
@@ -325,8 +325,8 @@ def test_the_same_settings_find_a_run_and_others_do_not(tmp_path):
 
 def test_the_best_model_is_one_that_is_sure():
     table = pd.DataFrame({"series": ["A_1h", "B_1h", "C_1h"], "verdict": ["TIES", "BEATS", "BEATS"]})
-    assert Verdicts(table, ()).best == "B_1h"
-    assert Verdicts(table[:1], ()).best == "A_1h"
+    assert Verdicts(table, {}).best == "B_1h"
+    assert Verdicts(table[:1], {}).best == "A_1h"
 
 
 def test_without_days_the_last_twelve_months_are_taken_and_said(tmp_path, caplog):

@@ -22,7 +22,7 @@ from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
 import cpbkit as cpb
 from benchmarks.archive_server import make_rows, milliseconds, serving
-from cpbkit.cli.command import Commands, experiment_of, status_line
+from cpbkit.cli.command import Commands, settle_as_told, status_line
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
@@ -351,7 +351,7 @@ def test_days_and_patterns_are_resolved_by_the_clock_and_the_venue(server):
     def data(*arguments):
         given = cpbkit.commands["fetch"].make_context("fetch", list(arguments)).params
         own = ("refresh", "verify", "allow_gaps", "allow_doubts", "as_json")
-        return experiment_of("quick", {}, **{k: v for k, v in given.items() if k not in own}).data
+        return settle_as_told("quick", {}, **{k: v for k, v in given.items() if k not in own}).experiment.data
 
     found = data("--symbols", "top1", "--days", "90")
     assert (found.symbols, found.start, found.end) == (("BTCUSDT",), "2024-12-13", "2025-03-12")
@@ -635,7 +635,7 @@ def test_status_counts_what_is_done(swept):
 def test_a_series_that_cannot_be_trained_is_told_and_counts(tmp_path, monkeypatch):
     market = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01")
     market |= make_market(["ETHUSDT"], ["1h"], "2025-01-01", "2025-01-02")
-    monkeypatch.setattr("cpbkit.runs.sweep.load_klines", lambda *_: market)
+    monkeypatch.setattr("cpbkit.runs.settle.load_klines", lambda *_: market)
     shown = run(*SWEEP, "--epochs", "1", "--executor", "local", "--run", tmp_path)
     assert shown.exit_code == 1 and "ETHUSDT_1h failed: ETHUSDT_1h: the train split" in shown.output
     assert "of 2 beat" in shown.output and "could not be judged" in shown.output

@@ -162,7 +162,7 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert lines.count("\n") - lines.count("\n\n") <= 10
     small = vary(PRESETS["quick"], symbols=("BTCUSDT", "ETHUSDT"), epochs=1, steps=5)
     monkeypatch.setitem(PRESETS, "quick", small)
-    monkeypatch.setattr("cpbkit.runs.sweep.load_klines", lambda e, _: make_market(*SMALL_MARKET))
+    monkeypatch.setattr("cpbkit.runs.settle.load_klines", lambda *_: make_market(*SMALL_MARKET))
     monkeypatch.setattr("cpbkit.runs.plan.count_cores", lambda: 1)  # another process would not see the small preset
     monkeypatch.setattr("cpbkit.runs.trained.newest_bars", lambda *_: make_market(*SMALL_MARKET))
     monkeypatch.chdir(tmp_path)

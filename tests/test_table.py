@@ -20,7 +20,8 @@ from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
 from cpbkit.evaluation import leakage
 from cpbkit.evaluation.leakage import autoregression
 from cpbkit.models import zoo
-from cpbkit.runs.table import compare, plan_series, run_series, suit_rate, train_and_judge
+from cpbkit.runs.settle import suit_rate
+from cpbkit.runs.table import compare, plan_series, run_series, train_and_judge
 from cpbkit.windows.series import from_table
 from cpbkit.windows.splits import split_rows
 

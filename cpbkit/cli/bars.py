@@ -13,9 +13,9 @@ from cpbkit.cli.command import (
     Commands,
     as_json,
     change_settings,
-    experiment_of,
     merge_settings,
     names,
+    settle_as_told,
     show,
     status_line,
     which_bars,
@@ -66,7 +66,7 @@ def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
     from cpbkit.quantities import downloaded
 
     if any(given.values()):
-        data = experiment_of("quick", {}, **given).data
+        data = settle_as_told("quick", {}, **given).experiment.data
         wishes = [(data.symbols, data.intervals, data.start, data.end, data.market)]
     else:
         wishes = _all_that_is_cached()
@@ -245,15 +245,12 @@ def draw_map(horizons, figure, as_json, **given):
     refitted as they go through the second half of the bars, each with a verdict corrected for all of them.
     """
     from cpbkit.api import Map
-    from cpbkit.cli.runs import open_own
-    from cpbkit.data.load import load_klines
-    from cpbkit.evaluation.forecastable import forecastable
 
-    experiment, bars = open_own(experiment_of("quick", {}, **given))
+    settled = settle_as_told("quick", {}, **given)
     with status_line() as say:
-        klines = (bars or load_klines)(experiment, say)
+        klines = settled.bars(settled.experiment, say)
         say(f"judging {len(klines)} series")
-        found = Map(forecastable(klines, horizons), any(one.passport.synthetic for one in klines.values()))
+        found = Map.of(klines, horizons)
     show(json.loads(found.table.to_json(orient="records")), as_json, lambda: str(found))
     if figure:
         found.plot().savefig(figure)

@@ -11,14 +11,19 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
-from cpbkit.config.presets import PRESETS, find_preset
-from cpbkit.errors import NO_ROOM, CpbkitError, Terminated, UnknownName, check_name
+from cpbkit.config.presets import PRESETS
+from cpbkit.errors import NO_ROOM, CpbkitError, DataError, Terminated, UnknownName, check_name
 from cpbkit.texts import one_line, printable
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    import pandas as pd
+
+    from cpbkit.runs.settle import Settled
 
 EXTRAS = {
     "talib": "talib",
@@ -296,18 +301,19 @@ def merge_settings(settings: dict, **given) -> dict:
     Errors: UsageError for a setting that has two values.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    if "files" in given:
-        given = {"source": "files", "symbols": (), "intervals": (), **given}
     for name in given:
         if name in settings:
             raise click.UsageError(f"{name} is {given[name]!r} already; leave out --set {name}")
     return settings | given
 
 
-def vary_as_told(experiment: Experiment, settings: dict) -> Experiment:
-    """Return the experiment with settings from the command line, where a wrong one is wrong usage."""
+@contextlib.contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Let a setting that cannot be end the command as wrong usage does; what is wrong with data does not."""
     try:
-        return vary(experiment, **settings)
+        yield
+    except DataError:
+        raise
     except CpbkitError as error:
         raise click.UsageError(str(error)) from None
 
@@ -343,6 +349,24 @@ def name_bars(symbols=None, start=None, end=None, days=None, quote=None, **given
     return {"symbols": symbols, "start": start, "end": end, **given}
 
 
+def settle_as_told(
+    preset: "str | Experiment",
+    settings: dict,
+    features: tuple[str, ...] | None = None,
+    data: "dict[str, pd.DataFrame] | None" = None,
+    **given,
+) -> "Settled":
+    """Return what was asked for on the command line, own files opened and listed; what is None was not given."""
+    from cpbkit.runs.settle import settle
+
+    given = merge_settings(settings, **name_bars(**given))
+    with status_line() as tell, wrong_usage():
+        settled = settle(preset, given, data, say=lambda text: click.echo(text, err=True), tell=tell)
+    if settled.found:
+        click.echo(settled.found.text(), err=True)
+    return dataclasses.replace(settled, experiment=add_features(settled.experiment, features))
+
+
 def add_features(experiment: Experiment, wanted: tuple[str, ...] | None) -> Experiment:
     """Return the experiment with features besides its own, of which `mine.py` stands for all that the file marks."""
     if not wanted:
@@ -350,34 +374,5 @@ def add_features(experiment: Experiment, wanted: tuple[str, ...] | None) -> Expe
     from cpbkit.indicators import features_in
 
     found = [name for place in wanted for name in (features_in(place) if place.endswith(".py") else (place,))]
-    return vary_as_told(experiment, {"features": tuple(dict.fromkeys((*experiment.task.features, *found)))})
-
-
-def experiment_of(preset: str, settings: dict, features: tuple[str, ...] | None = None, **given) -> Experiment:
-    """Return the preset with what was given on the command line; what is None was not given."""
-    experiment = vary_as_told(find_preset(preset), merge_settings(settings, **name_bars(**given)))
-    experiment = add_features(experiment, features)
-    if experiment.data.market == "network":
-        return _with_traces(experiment)
-    from cpbkit.data.load import with_days
-
-    try:
-        return with_days(experiment, today(), lambda text: click.echo(text, err=True))
-    except CpbkitError as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _with_traces(experiment: Experiment) -> Experiment:
-    """Return the experiment over every trace of its file or folder, a model each."""
-    data = experiment.data
-    if data.source == "binance":
-        raise click.UsageError(
-            f"which trace? {experiment.preset} forecasts network traces: --files trace.csv, or a folder of them, with "
-            f"the columns {', '.join(experiment.task.features)} and a row every 200 ms; or --source synthetic for a "
-            "made-up one"
-        )
-    if data.source == "files":
-        from cpbkit.data.traces import INTERVAL, find_traces
-
-        return vary(experiment, symbols=data.symbols or tuple(find_traces(data.files)), intervals=(INTERVAL,))
-    return experiment
+    with wrong_usage():
+        return vary(experiment, features=tuple(dict.fromkeys((*experiment.task.features, *found))))

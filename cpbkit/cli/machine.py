@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from cpbkit.cli.command import Command, any_setting, as_json, show, status_line, vary_as_told
+from cpbkit.cli.command import Command, any_setting, as_json, show, status_line, wrong_usage
+from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS, TRAINED
 
 
@@ -69,9 +70,10 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
         if ended.startswith("the script failed"):
             raise click.exceptions.Exit(1)
     elif preset:
-        experiment = vary_as_told(PRESETS[preset], settings)
         from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 
+        with wrong_usage():
+            experiment = vary(PRESETS[preset], **settings)
         with status_line() as say:
             say(f"measuring a step of {preset}, about {seconds:.0f} s")
             examination = diagnose(preset_step(experiment), seconds)

@@ -1,7 +1,6 @@
 """Runs: train, look, judge, report."""
 
 import dataclasses
-import functools
 import json
 import math
 import pathlib
@@ -17,10 +16,10 @@ import click
 from cpbkit.cli.command import (
     Command,
     as_json,
-    experiment_of,
     is_moving,
     names,
     run_folder,
+    settle_as_told,
     show,
     status_line,
     trust_code,
@@ -31,7 +30,6 @@ from cpbkit.cli.command import (
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
-from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.quantities import Standing, duration, figure
 from cpbkit.texts import printable
 
@@ -97,15 +95,15 @@ def sweep(folder, minutes, executor, workers, address, gpus, only_plan, verbose,
     elif begun.get("start") and not (given["start"] or given["end"] or given["files"] or "start" in given["settings"]):
         given |= {"start": begun["start"], "end": begun["end"]}
         click.echo(f"No days were given: those of {folder}, {begun['start']} to {begun['end']}.", err=True)
-    experiment, bars = open_own(experiment_of(**given))
-    place = {"minutes": minutes, "executor": executor, "workers": workers}
+    settled = settle_as_told(**given)
+    place = {"minutes": minutes, "executor": executor, "workers": workers, "klines": settled.bars}
     if executor == "ray":
         from cpbkit.runs.executors import Ray
 
         place["executor"] = Ray(address, gpus)
     if only_plan:
-        return _preview(experiment, as_json, **place)
-    _sweep(experiment, folder, as_json, verbose=verbose, since=since, **place, klines=bars)
+        return _preview(settled.experiment, as_json, **place)
+    _sweep(settled.experiment, folder, as_json, verbose=verbose, since=since, **place)
 
 
 def _as_begun(folder: str) -> dict:
@@ -116,18 +114,6 @@ def _as_begun(folder: str) -> dict:
         return {}
     data = RunFolder(folder).experiment.data
     return {"symbols": data.symbols, "start": data.start, "end": data.end, "days": None}
-
-
-def open_own(experiment: Experiment):
-    """Open the own files of an experiment and list them; return it with their series, and what gives their bars."""
-    if experiment.data.source != "files" or experiment.data.market == "network":
-        return experiment, None
-    from cpbkit.data.load import load_klines, open_files
-
-    with status_line() as say:
-        found = open_files(experiment, say)
-    click.echo(found.text(), err=True)
-    return found.settle(experiment), functools.partial(load_klines, found=found)
 
 
 @click.command(cls=Command, examples=("cpbkit smoke", "cpbkit smoke --preset gru --epochs 1"))
@@ -148,7 +134,7 @@ def smoke(as_json, **given):
     from cpbkit.runs.sweep import prepare, sweep
 
     bars: dict[str, Any] = {"source": "synthetic", "symbols": ("BTCUSDT", "ETHUSDT"), "intervals": ("15m",)}
-    experiment = experiment_of(**given, **bars, start="2025-01-01", end="2025-02-28")
+    experiment = settle_as_told(**given, **bars, start="2025-01-01", end="2025-02-28").experiment
     if experiment.data.market == "network":
         raise click.UsageError(f"something is planted in bars alone; {experiment.preset} forecasts network traces")
     with status_line() as say, tempfile.TemporaryDirectory() as folder:
@@ -230,7 +216,7 @@ def _sweep(
         click.echo(f"{before} of {len(experiment.series)} were done already.", err=True)
     if len(results) > before or not report.is_file():
         write_report(folder)
-    _show_run(folder, results, as_json)
+    _show_verdicts(folder, as_json)
     if not as_json:
         clock = sorted(RunFolder(folder).clock().items(), key=lambda stage: -stage[1])
         for where, prefix in (("Time", ""), ("in workers", "worker: ")):
@@ -252,40 +238,14 @@ def _after(series: int, minutes: float) -> float:
     return min(6 * minutes, REPORT_SECONDS + series * REPORT_SECONDS_EACH)
 
 
-def _show_run(folder: str, results: list[ResultLine], as_json: bool) -> None:
-    """Show the verdict on every series of a run, the best first, and two lines per head: each, and all at once."""
-    from cpbkit.evaluation.conformal import say_quantiles
-    from cpbkit.evaluation.pooled import gather, pool, say_all
-    from cpbkit.evaluation.verdicts import advise, headline, judgements, verdict_table, verdicts
-    from cpbkit.runs.folder import RunFolder, tell_stopped
+def _show_verdicts(folder: str, as_json: bool) -> None:
+    """Show the verdict on every series of a run, the best first, what is missing, and what is said of all."""
+    from cpbkit.api import open_run
 
-    lost = [line for line in results if line.status != "done"]
-    by_head = judgements(line for line in results if line.status == "done")
-    table = verdict_table(by_head)
-    heads = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
-    trouble = [f"{line.series} {line.status}: {line.reason}" for line in lost]
-    if stopped := tell_stopped(results):
-        trouble.append(stopped)
-    judged = [line.series for line in results if line.test]
-    losses, missing = gather(judged, RunFolder(folder).losses)
-    if missing:
-        trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
-    together = {head: pool(parts) for head, parts in losses.items()}
-    heads |= say_all(losses, together)
-    heads |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
-    heads |= say_quantiles(results)
-    synthetic = any(line.synthetic for line in results)
-    document = {
-        "run": str(folder),
-        "models": len(results),
-        "synthetic": synthetic,
-        "headlines": heads,
-        "pooled": {head: dataclasses.asdict(pooled) for head, pooled in together.items()},
-        "trouble": trouble,
-        "verdicts": json.loads(table.to_json(orient="records")),
-    }
-    told = [*trouble, *heads.values(), *[MADE_UP] * synthetic]
-    show(document, as_json, lambda: "\n".join(filter(None, [_verdict_text(table), *told])))
+    found = open_run(folder).verdicts()
+    document = {"run": str(folder), **found.to_dict()}
+    told = [*found.trouble, *found.headlines]
+    show(document, as_json, lambda: "\n".join(filter(None, [_verdict_text(found.table), *told])))
 
 
 def _verdict_text(table) -> str:
@@ -408,9 +368,10 @@ def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
     parent, since = RunFolder(folder), _when_started()
     planned = plan_refit(parent, until, from_zero)
     require_consent(planned.own_parts, trust_code, folder, planned.task.zero_shot)
-    experiment, bars = open_own(planned)
+    settled = settle_as_told(planned, {})
     out = out or str(name_refit(parent.folder, until, from_zero))
-    _sweep(experiment, out, as_json, minutes, since, workers=workers, klines=bars, parent=parent)
+    place = {"workers": workers, "klines": settled.bars, "parent": parent}
+    _sweep(settled.experiment, out, as_json, minutes, since, **place)
 
 
 @click.command(cls=Command, examples=("cpbkit verdict runs/quick --json",))
@@ -418,12 +379,7 @@ def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
 @as_json
 def verdict(folder, as_json):
     """Say whether each model beats the best naive forecast, and all of them at once; of several runs: `compare`."""
-    from cpbkit.runs.folder import RunFolder
-
-    run = RunFolder(folder)
-    if not (results := run.results()):
-        raise CpbkitError(f"{run.folder} has no finished series yet, of {len(run.experiment.series)}")
-    _show_run(folder, results, as_json)
+    _show_verdicts(folder, as_json)
 
 
 @click.command(
@@ -545,6 +501,7 @@ def record(place, repo, name, public, trust_code):
     from cpbkit.hub.client import HubError
     from cpbkit.hub.load import load
     from cpbkit.hub.record import record
+    from cpbkit.runs.settle import Settled
 
     if pathlib.Path(place).is_dir():
         return click.echo(api.open_run(place, trust_code).record(repo, name or "", public=public))
@@ -553,7 +510,7 @@ def record(place, repo, name, public, trust_code):
     except HubError as error:
         raise CpbkitError(f"{place} is no run folder here, and {error}") from None
     models = [published[series] for series in published]
-    click.echo(record(models, repo, name or api.name_run(models[0].experiment), public=public))
+    click.echo(record(models, repo, name or Settled(models[0].experiment).name(), public=public))
 
 
 @click.command(

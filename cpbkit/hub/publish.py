@@ -18,8 +18,9 @@ from cpbkit.hub.client import HubError, ask, connect
 from cpbkit.models import zero_shot
 from cpbkit.quantities import figure
 from cpbkit.runs.folder import AUDIT, RunFolder
+from cpbkit.runs.settle import Bars
 from cpbkit.runs.sweep import fingerprint
-from cpbkit.runs.trained import Bars, TrainedModel
+from cpbkit.runs.trained import TrainedModel
 from cpbkit.training import checkpoint
 from cpbkit.views.verdict import verdict_figure
 

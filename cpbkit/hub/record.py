@@ -18,7 +18,8 @@ from cpbkit.data.klines import INTERVAL_SECONDS
 from cpbkit.errors import DataError
 from cpbkit.hub.client import TRIES, Conflict, HubError, Missing, ask, connect, read
 from cpbkit.runs import trained
-from cpbkit.runs.trained import Bars, Forecast, TrainedModel
+from cpbkit.runs.settle import Bars
+from cpbkit.runs.trained import Forecast, TrainedModel
 from cpbkit.windows.series import TARGETS
 
 ABOUT = "record.json"  # what tells a record from other repositories

@@ -33,7 +33,8 @@ from cpbkit.hub.record import (
     utc_now,
     write,
 )
-from cpbkit.runs.trained import Bars, closed_bars
+from cpbkit.runs.settle import Bars
+from cpbkit.runs.trained import closed_bars
 from cpbkit.windows.series import TARGETS, Series, from_klines
 
 CURSOR = "scores/walked.json"  # the last commit whose forecasts are taken up, and the files that wait for bars

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +18,7 @@ from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance
 from cpbkit.data.klines import Klines
-from cpbkit.data.load import load_klines, open_files
+from cpbkit.data.load import load_klines
 from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, RunError, Terminated, check_name
 from cpbkit.evaluation.results import ResultLine
@@ -32,10 +31,10 @@ from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import PLAN, RunFolder
 from cpbkit.runs.plan import Plan, find_places, job_name, make_plan
 from cpbkit.runs.progress import Pace, State
-from cpbkit.runs.worker import Checkpoint, Job, Message, Note, Progress, Result, Shrunk, data_sha256, shrink, work
+from cpbkit.runs.worker import Checkpoint, Job, Message, Note, Progress, Result, Shrunk, shrink, work
 from cpbkit.texts import redact
 from cpbkit.training import checkpoint
-from cpbkit.windows.series import Series, Table, to_series
+from cpbkit.windows.series import Series, Table, data_sha256, to_series
 from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def sweep(
     experiment: Experiment,
     folder: str | os.PathLike,
     *,
-    klines: Load | None = None,
+    klines: Load = load_klines,
     executor: str | executors.Ray = "processes",
     workers: int | None = None,
     minutes: float | None = None,
@@ -59,7 +58,7 @@ def sweep(
 ) -> list[ResultLine]:
     """Train and judge every series of the experiment into a run folder; return the ledger.
 
-    klines: gets the bars, `load_klines` by default.
+    klines: gets the bars.
     executor: processes (one per core or GPU; a single one is this process), local (this process), or a
     Ray cluster; "ray" is one of this machine. workers: processes at once; None takes what is there. minutes: a budget
     from now. command: kept for the report. parent: the run of which this is a refit, see `plan_refit`.
@@ -70,10 +69,6 @@ def sweep(
         check_name("executor", executor, ("processes", "local", "ray"))
     parents = _read_parents(experiment, parent)
     deadline = None if minutes is None else time.time() + 60 * minutes
-    if not experiment.series:  # of own files: all that is there
-        found = open_files(experiment)
-        experiment = found.settle(experiment)
-        klines = klines or partial(load_klines, found=found)
     run, clock = RunFolder(folder), Clock()
     state = State(experiment, len(experiment.series))
     with stopping.listening(), run.writing(experiment), Monitor() as watch:
@@ -87,7 +82,7 @@ def sweep(
                 run.begin({"command": redact(command), **origin, **provenance.describe()})
                 run.keep_sources(map(own.source, experiment.own_parts))
                 place = _place(executor, workers)
-                _sweep(run, state, clock, tell, klines or load_klines, place, deadline, failed, parents)
+                _sweep(run, state, clock, tell, klines, place, deadline, failed, parents)
             except Terminated:
                 if not run.wishes()["end"]:
                     raise
@@ -192,13 +187,14 @@ def _find_damage(run: RunFolder, series: str) -> str:
 def preview(
     experiment: Experiment,
     *,
+    klines: Load = load_klines,
     executor: str | executors.Ray = "processes",
     workers: int | None = None,
     minutes: float | None = None,
     tell: Callable[[str], None] = lambda stage: None,
 ) -> Plan:
     """Return the plan that `sweep` would make, with its predicted time, and train nothing."""
-    series, failed = prepare(experiment, load_klines(experiment, tell))
+    series, failed = prepare(experiment, klines(experiment, tell))
     if not series:
         raise DataError(next(iter(failed.values())))
     tell("timing a few steps")

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from cpbkit.config.experiment import Experiment, Model, vary
-from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS
-from cpbkit.errors import CpbkitError, RunError, check_name
+from cpbkit.config.presets import PRESETS
+from cpbkit.errors import CpbkitError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
-from cpbkit.runs.folder import RunFolder
-from cpbkit.runs.worker import Job, Result, data_sha256, work
+from cpbkit.runs.settle import suit_rate
+from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.alone import train_alone
 from cpbkit.training.loop import assemble
 from cpbkit.training.precision import precision
-from cpbkit.windows.series import Series, Table, from_table, to_series
+from cpbkit.windows.series import Series, from_table
 from cpbkit.windows.splits import split, split_rows
 from cpbkit.windows.windows import Windows
 
@@ -65,32 +65,6 @@ class SeriesResult:
     def to_dict(self) -> dict:
         """Return plain JSON types."""
         return dataclasses.asdict(self)
-
-
-def suit_tables(data: Mapping[str, pd.DataFrame], settings: Mapping) -> dict[str, Any]:
-    """Return settings that suit tables, by series, and those given: every column of numbers is forecast, from all."""
-    columns = tuple(next(iter(data.values())).select_dtypes("number"))
-    suited = {"source": "table", "series": tuple(data), "symbols": tuple(data), "intervals": ("table",)}
-    suited |= {"features": columns, "targets": columns}
-    suited |= {"ranges": (), "weights": (), "repeats": ()}  # a preset's are of columns that a table need not have
-    suited |= settings
-    return {"target_weights": (1.0,) * len(suited["targets"]), **suited}
-
-
-def suit_rate(base: Experiment, settings: Mapping) -> Experiment:
-    """Return a preset for tables: which rate suits a linear map depends on whether they wander, so validation tells."""
-    linear = [PRESETS[name] for name in ("nlinear", "dlinear")]
-    if base not in linear or settings.keys() & {"learning_rate", "search"}:
-        return base
-    return vary(base, search=(("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),))
-
-
-def check_table(run: RunFolder, table: Table) -> None:
-    """Raise RunError for a table that is not the one which a run was trained on."""
-    known = {line.series: line.data_sha256 for line in run.results()}.get(table.name, "")
-    if known != data_sha256(to_series(table, run.experiment.task)):
-        why = "it has other rows or values" if known else f"that run has {', '.join(run.experiment.series)}"
-        raise RunError(f"{table.name} must be the table that {run.folder} was trained on, row by row; {why}")
 
 
 def plan_series(

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -23,6 +22,7 @@ from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.quantities import figure
+from cpbkit.runs.settle import Bars
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
 from cpbkit.windows.scaling import Scaler
@@ -35,7 +35,6 @@ ABOUT = {  # of a model file, as `foreign.check` takes it
 LARGEST, DEEPEST = 16_384, 64  # sizes and layers of a network that is read from a file
 STALE = pd.Timedelta(days=2)  # after which the newest bars of a venue are the end of a listing; of long bars three
 HISTORY = 600  # bars fetched before the context, so that averages with a long memory have settled
-Bars: TypeAlias = Klines | Trace | pd.DataFrame | str | os.PathLike  # what a forecast can be asked from
 
 
 class NoForecast(DataError):

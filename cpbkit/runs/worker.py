@@ -43,7 +43,7 @@ from cpbkit.training.loop import (
     persistence_losses,
 )
 from cpbkit.training.stack import Stack
-from cpbkit.windows.series import Series
+from cpbkit.windows.series import Series, data_sha256
 from cpbkit.windows.windows import Windows
 
 PROGRESS_SECONDS = 0.5  # between two progress messages
@@ -352,14 +352,6 @@ def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> Iterator
     own_scale = Windows([windows.series[m]], task, windows.device, dtype, [windows.splits[m]], [parent.scaler])
     net = zoo.restore(task, one.model, parent.weights).to(windows.device)
     yield from (median(forecast(net, own_scale, part, [0])[0], task) for part in ("validation", "test"))
-
-
-def data_sha256(series: Series) -> str:
-    """Return a fingerprint of the columns that a model was trained and judged on."""
-    digest = hashlib.sha256()
-    for column in (series.times, series.inputs, series.levels, series.anchors):
-        digest.update(np.ascontiguousarray(column).tobytes())
-    return digest.hexdigest()
 
 
 def _numbers(value: float | np.ndarray) -> float | list[float | None]:

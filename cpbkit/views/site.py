@@ -23,7 +23,8 @@ from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.evaluation import past, verdicts
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
-from cpbkit.runs.trained import Bars, Forecast, TrainedModel
+from cpbkit.runs.settle import Bars
+from cpbkit.runs.trained import Forecast, TrainedModel
 from cpbkit.texts import printable
 from cpbkit.views.loss import is_synthetic
 from cpbkit.views.report import skill_mark, templates

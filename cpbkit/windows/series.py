@@ -1,5 +1,6 @@
 """One series as columns: what goes in, and what is to be forecast."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -176,3 +177,11 @@ def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets:
         heads=tuple(targets),
         unit="",
     )
+
+
+def data_sha256(series: Series) -> str:
+    """Return a fingerprint of the columns that a model was trained and judged on."""
+    digest = hashlib.sha256()
+    for column in (series.times, series.inputs, series.levels, series.anchors):
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,145 @@
+"""What a person asks for, in a notebook or a terminal, as one experiment and what gets its bars."""
+
+import datetime as dt
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from cpbkit.config.experiment import Experiment, to_json, vary
+from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
+from cpbkit.data.files import Found, from_frames
+from cpbkit.data.klines import Klines, split_name
+from cpbkit.data.load import load_klines, open_files, with_days
+from cpbkit.data.traces import INTERVAL, Trace, find_traces
+from cpbkit.errors import CpbkitError, check_name
+from cpbkit.windows.series import Table, data_sha256, to_series
+
+log = logging.getLogger(__name__)
+PLACE = ("folder", "runs", "executor", "workers", "minutes", "quiet")  # what `cpb.sweep` takes that is no setting
+Bars: TypeAlias = Klines | Trace | pd.DataFrame | str | os.PathLike  # what data of one's own may be
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An experiment with all its series named, and where its bars come from."""
+
+    experiment: Experiment
+    given: Mapping[str, Klines | Trace | Table] = field(default_factory=dict)  # own data by series
+    found: Found | None = None  # own files, which have been opened
+
+    def bars(
+        self, experiment: Experiment, tell: Callable[[str], None] = lambda stage: None
+    ) -> Mapping[str, Klines | Trace | Table]:
+        """Get the bars of the experiment, or of some of its series; `tell` hears what is going on."""
+        return self.given or load_klines(experiment, tell, self.found)
+
+    def name(self) -> str:
+        """Name its run after the settings and the data that were given: `quick-3f2a91`; a change gives another name."""
+        digest = hashlib.sha256(to_json(self.experiment).encode())
+        for one in self.given.values():
+            if isinstance(one, Table):
+                digest.update(data_sha256(to_series(one, self.experiment.task)).encode())
+            else:
+                digest.update(pd.util.hash_pandas_object(one.frame).to_numpy().tobytes())
+        return f"{self.experiment.preset}-{digest.hexdigest()[:6]}"
+
+
+def settle(
+    preset: str | os.PathLike | Experiment,
+    given: Mapping[str, Any],
+    data: Mapping[str, Bars] | None = None,
+    *,
+    say: Callable[[str], None] = log.warning,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> Settled:
+    """Return what is meant by a preset, settings by their flat name and own data by series.
+
+    say: hears what was taken where nothing was given, such as the days. tell: hears what is going on.
+    Errors: CpbkitError for settings that cannot be, DataError for data that cannot.
+    """
+    base = preset if isinstance(preset, Experiment) else find_preset(preset)
+    settings: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name not in PLACE
+    }
+    if "search" in settings:
+        settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
+    if "files" in settings:
+        settings = {"source": "files", "symbols": (), "intervals": (), **settings, "files": str(settings["files"])}
+    own: dict[str, Any] = {}
+    if data and not any(map(is_bars, data.values())):
+        base, settings = suit_rate(base, settings), suit_tables(data, settings)
+        for setting, tried in base.training.search if "search" not in settings else ():
+            say(f"Validation chooses the {setting} of each table among {', '.join(f'{x:g}' for x in tried)}.")
+        own = {name: Table(name, table) for name, table in data.items()}
+    elif data is not None:
+        days: dict[str, Any] = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
+        own = {**from_frames(data, **days)}
+        symbols, intervals = (tuple(dict.fromkeys(part)) for part in zip(*map(split_name, own), strict=True))
+        settings |= {"source": "given", "symbols": symbols, "intervals": intervals, "series": tuple(own)}
+    if "targets" in settings:
+        settings.setdefault("target_weights", (1.0,) * len(settings["targets"]))
+    experiment = with_days(vary(base, **settings), dt.datetime.now(dt.timezone.utc).date(), say)
+    for one in own.values():  # what cannot be is said before a folder is begun
+        if isinstance(one, Table):
+            to_series(one, experiment.task)
+    if experiment.data.market == "network":
+        return Settled(_with_traces(experiment), own)
+    if experiment.data.source == "files":
+        found = open_files(experiment, tell)
+        return Settled(found.settle(experiment), own, found)
+    return Settled(experiment, own)
+
+
+def is_bars(data: object) -> bool:
+    """Say whether own data are bars, which is everything but a frame without the four prices."""
+    return not isinstance(data, pd.DataFrame) or {"open", "high", "low", "close"} <= {str(c).lower() for c in data}
+
+
+def suit_tables(data: Mapping[str, Any], settings: Mapping) -> dict[str, Any]:
+    """Return settings that suit tables, by series, and those given: every column of numbers is forecast, from all."""
+    columns = tuple(next(iter(data.values())).select_dtypes("number"))
+    return {
+        **{"source": "table", "series": tuple(data), "symbols": tuple(data), "intervals": ("table",)},
+        **{"features": columns, "targets": columns},
+        **{"ranges": (), "weights": (), "repeats": ()},  # a preset's are of columns that a table need not have
+        **settings,
+    }
+
+
+def suit_rate(base: Experiment, settings: Mapping) -> Experiment:
+    """Return a preset for tables: which rate suits a linear map depends on whether they wander, so validation tells."""
+    linear = [PRESETS[name] for name in ("nlinear", "dlinear")]
+    if base not in linear or settings.keys() & {"learning_rate", "search"}:
+        return base
+    return vary(base, search=(("learning_rate", (LTSF_SLOW.learning_rate, LTSF.learning_rate)),))
+
+
+def _with_traces(experiment: Experiment) -> Experiment:
+    """Return the experiment over every trace of its file or folder, a model each."""
+    data = experiment.data
+    if data.source == "binance":
+        raise CpbkitError(
+            f"which trace? {experiment.preset} forecasts network traces: --files trace.csv, or a folder of them, with "
+            f"the columns {', '.join(experiment.task.features)} and a row every 200 ms; or --source synthetic for a "
+            'made-up one (in Python files="trace.csv", source="synthetic")'
+        )
+    if data.source == "files":
+        return vary(experiment, symbols=data.symbols or tuple(find_traces(data.files)), intervals=(INTERVAL,))
+    return experiment
+
+
+def one_of(experiment: Experiment, series: str) -> Experiment:
+    """Return the experiment with one of its series, which alone is fetched. Errors: UnknownName."""
+    check_name("series", series, experiment.series)
+    if experiment.data.market == "network":  # which draws made-up ones one after another
+        return experiment
+    if experiment.data.source == "table":
+        return vary(experiment, series=(series,), symbols=(series,))
+    symbol, interval = split_name(series)
+    listed = (series,) if experiment.data.series else ()  # own bars name each series
+    return vary(experiment, symbols=(symbol,), intervals=(interval,), series=listed)
