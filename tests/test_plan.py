@@ -37,6 +37,19 @@ def test_the_size_with_the_least_time_a_model_is_taken(monkeypatch, seconds, siz
     assert sorted(map(len, make_plan(EXPERIMENT, SERIES, workers=2).jobs)) == sizes
 
 
+@pytest.mark.parametrize(("bfloat16", "taken"), [(0.8, "bfloat16"), (0.95, "float32")])
+def test_fewer_bits_are_taken_where_their_steps_were_timed_as_clearly_quicker(monkeypatch, bfloat16, taken):
+    def trial(experiment, series, device):
+        return Trial(len(series), {"float32": 1.0, "bfloat16": bfloat16}[experiment.training.precision], 1)
+
+    monkeypatch.setattr(module, "_trial", trial)
+    plan = make_plan(vary(EXPERIMENT, precision="auto"), SERIES, workers=1)
+    assert plan.precision == taken and plan.reason.endswith(f"so {taken}") and "ms in bfloat16" in plan.reason
+    assert make_plan(EXPERIMENT, SERIES, workers=1).precision == "", (
+        "float32 was asked for: nothing is left to the plan"
+    )
+
+
 def test_a_stack_stays_within_the_free_memory(monkeypatch):
     monkeypatch.setattr(module, "_trial", fake({1: 1, 2: 1, 3: 1}))
     monkeypatch.setattr(module, "free_memory", lambda device: 3100 / module.MEMORY_SHARE)

@@ -161,7 +161,7 @@ class Training:
     clip_value: float = 0.0  # of each gradient entry, before the norm; 0 switches it off
     teacher_forcing: float = 0.0  # chance that a decoder step sees the truth, in training only
     forcing_draw: str = "step"  # step | batch: what one draw of that chance decides for
-    precision: str = "float32"  # float32 | tf32 | float16 | bfloat16 | float64
+    precision: str = "float32"  # float32 | tf32 | float16 | bfloat16 | float64 | auto: what the plan times as fastest
     folds: int = 1  # test periods, one after another, each with a model of its own that is trained up to it
     pooled: bool = False  # one model for all series, trained on the windows of each of them, scaled by itself
     seed: int = 0  # of weights, order, dropout and teacher forcing
@@ -174,7 +174,7 @@ class Training:
         check_name("optimizer", self.optimizer, ("adamw", "adam"))
         check_name("schedule", self.schedule, ("constant", "cosine", "step", "plateau"))
         check_name("forcing_draw", self.forcing_draw, ("step", "batch"))
-        check_name("precision", self.precision, ("float32", "tf32", "float16", "bfloat16", "float64"))
+        check_name("precision", self.precision, ("float32", "tf32", "float16", "bfloat16", "float64", "auto"))
         for name in ("epochs", "batch", "patience", "schedule_epochs", "folds"):
             if getattr(self, name) < 1:
                 raise CpbkitError(f"{name} must be at least 1; got {getattr(self, name)!r}")

@@ -39,7 +39,7 @@ EXPERIMENT, LEDGER, ABOUT, AUDIT = "experiment.json", "results.jsonl", "about.js
 CLOCK, MONITOR, REPORT = "clock.json", "monitor.parquet", "report.html"
 # Why a model stopped that a budget, or a person, did not let finish.
 OUT_OF_TIME, BY_HAND = "the time is up", "stopped by hand"
-SETTLED = ("steps", "epochs", "patience", "stacked")  # what a plan decides of its experiment
+SETTLED = ("steps", "epochs", "patience", "stacked", "precision")  # what a plan decides of its experiment
 PLAN, STATUS, LOCK, HOLDER = "progress/plan.json", "progress/status.json", ".lock", ".holder.json"
 STOP = "progress/stop.json"
 PARTS = ("models", "losses", "progress")  # folders
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 # What is read of each document, as `foreign.check` takes it; a run of an earlier version may lack what ends in "?".
 PLAN_FORM = {
     **{"jobs": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
-    **{"seconds?": float, "reason?": str, "stacked?": bool},
+    **{"seconds?": float, "reason?": str, "stacked?": bool, "precision?": str},
 }
 STATUS_FORM = {
     **{"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float},
@@ -120,7 +120,7 @@ class RunFolder:
     def settled(self) -> Experiment:
         """Read the settings as the models are trained, with what the plan decided. Errors: RunError as above."""
         plan = self.plan() or {}
-        return vary(self.experiment, **{name: plan[name] for name in SETTLED if name in plan})
+        return vary(self.experiment, **{name: plan[name] for name in SETTLED if plan.get(name, "") != ""})
 
     def plan(self) -> dict | None:
         """Read how the series are shared out; None before that is known, and where it is known no more."""

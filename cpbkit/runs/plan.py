@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from cpbkit.config.experiment import Experiment
+from cpbkit.config.experiment import Experiment, vary
 from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
 from cpbkit.hardware.environment import count_cores, free_memory
@@ -27,6 +27,7 @@ PROCESS_BYTES = 3.2e8  # that a process takes before it has a model: Python with
 CONTEXT_BYTES = 5e8  # of a GPU that each process on it takes for CUDA's context and the libraries' kernels
 PLANNED_SHARE = 0.85  # of a time budget that training may plan for; the rest is loading, judging and drift
 LEAST_PATIENCE = 2  # epochs, however short the budget
+FASTER = 1.1  # of the time of float32, from which on fewer bits are worth their rounding
 COPIES = 5  # of the weights: themselves, gradients, two moments, the best ones
 
 
@@ -43,6 +44,7 @@ class Plan:
     reason: str = ""  # why so, with the measured alternatives
     stacked: bool = False  # whether an own network is computed as a stack
     bytes: int = 0  # that the stacks at work hold at once, by their trial; 0 when nothing was timed
+    precision: str = ""  # the fastest, where the experiment leaves it to the plan
 
     def named_jobs(self) -> dict[str, list[str]]:
         """Return the jobs by name."""
@@ -95,7 +97,9 @@ def make_plan(
     if (sharing := devices.count(devices[0])) > 1:  # all of them on a CPU; on GPUs those of the first, which has most
         limit = max(0.0, limit - sharing * (PROCESS_BYTES if on_cpu else CONTEXT_BYTES)) / sharing
     longest = sorted(series.values(), key=len, reverse=True)[:share]
-    timed = replace(experiment, training=replace(training, steps=steps))
+    timed, precision, bits = vary(experiment, steps=steps), "", ""
+    if training.precision == "auto":
+        timed = vary(timed, precision="float32")
     if training.pooled:
         trials = [_trial(timed, longest, devices[0])]
     else:
@@ -103,6 +107,8 @@ def make_plan(
     memory.give_back()  # what the trials held is wanted by the process that trains there, which may be another
     fitting = [t for t in trials if t.bytes <= limit] or trials[:1]
     best = min(fitting, key=lambda t: t.seconds / t.models)
+    if training.precision == "auto":
+        best, precision, bits = _fewer_bits(timed, longest[: best.models], devices[0], best)
     jobs = [part for i in range(places) for part in _cut(list(series)[i::places], best.models)]
     validation = whole(len(w.validation) for w in windows.values()) / training.batch
     # The step of a foundation model is a forward pass, and there are three: two of validation, one of as long a test.
@@ -112,6 +118,7 @@ def make_plan(
     reason = _reason(trials, best, devices, why)
     if training.pooled:
         reason = f"one model for all {len(series)} series; a step took {1000 * best.seconds:.1f} ms"
+    reason += bits
     epochs, patience, seconds = training.epochs, training.patience, epoch * rounds * training.epochs
     if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
         if part * epochs < 1:
@@ -125,7 +132,7 @@ def make_plan(
             patience = min(patience, max(LEAST_PATIENCE, math.ceil(part * patience)))
         reason += f"; {minutes:.3g} min are {part:.0%} of what all epochs take: at most {epochs}, patience {patience}"
         seconds *= part
-    return Plan(jobs, steps, epochs, patience, devices, seconds, reason, model.stacked, places * best.bytes)
+    return Plan(jobs, steps, epochs, patience, devices, seconds, reason, model.stacked, places * best.bytes, precision)
 
 
 def find_places(workers: int | None, series: int) -> list[str]:
@@ -161,6 +168,20 @@ def _trials(
             if not is_out_of_memory(error):
                 raise
             sizes = [size // 2] if size > 3 else []  # the larger ones do not fit either
+
+
+def _fewer_bits(experiment: Experiment, series: list[Series], device: str, best: Trial) -> tuple[Trial, str, str]:
+    """Time the best stack in fewer bits than float32 too: the trial to take, its precision, and what was found."""
+    if device == "cpu":
+        names: tuple[str, ...] = ("bfloat16",)
+    else:  # the tensor cores of a T4 know float16 alone
+        names = ("tf32", "bfloat16") if torch.cuda.get_device_capability(device) >= (8, 0) else ("float16",)
+    trials = {"float32": best}
+    for name in names:
+        trials[name] = _trial(vary(experiment, precision=name), series, device)
+    least = min(trials, key=lambda name: trials[name].seconds * (1 if name == "float32" else FASTER))
+    times = ", ".join(f"{1000 * trial.seconds / trial.models:.1f} ms in {name}" for name, trial in trials.items())
+    return trials[least], least, f"; in a stack of {best.models} {times}, so {least}"
 
 
 def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
