@@ -103,7 +103,6 @@ class Machine(HostClock):
         calls, kernels = self.calls[False], self.workload.launches
         spent = sum(x.kernel for x in kernels)
         return Trace(
-            steps=1,
             device=sum(x.kernel for x in calls) / 1e3,
             kernels=len(kernels),
             launches=len(calls),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cpbkit.gpu_check.numbers import NAN
 
-DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # the last two: older traces
-RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
+DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
+RUNTIME = {"cuda_runtime", "cuda_driver"}
 HOST_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 
@@ -15,7 +15,6 @@ HOST_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchr
 class Trace:
     """Per step, times in ms."""
 
-    steps: int
     device: float  # union of the intervals in which the device worked
     kernels: float
     launches: float  # calls of the host that start kernels; a graph starts many with one
@@ -31,12 +30,8 @@ def read_trace(events: Iterable[dict]) -> Trace:
 
     Steps are the `ProfilerStep#` annotations; what lies outside them is left out.
     """
-    timed = [(str(e.get("cat", "")).lower(), e) for e in events if e.get("ph") == "X" and "ts" in e]
-    marks = [
-        e
-        for kind, e in timed
-        if str(e.get("name", "")).startswith("ProfilerStep#") and kind not in DEVICE_WORK | {"gpu_user_annotation"}
-    ]
+    timed = [(e.get("cat"), e) for e in events if e.get("ph") == "X" and "ts" in e]
+    marks = [e for kind, e in timed if kind == "user_annotation" and e["name"].startswith("ProfilerStep#")]
     if not marks:
         raise ValueError("a trace needs ProfilerStep annotations; got none")
     first, last = min(e["ts"] for e in marks), max(e["ts"] + e["dur"] for e in marks)
@@ -53,7 +48,6 @@ def read_trace(events: Iterable[dict]) -> Trace:
     blocks = [(min(e["args"].get("blocks per SM", NAN), 1.0), e["dur"]) for e in kernels if "args" in e]
     n = len(marks)
     return Trace(
-        steps=n,
         device=union / n / 1e3,
         kernels=len(kernels) / n,
         launches=sum("Launch" in e["name"] for e in runtime) / n,
