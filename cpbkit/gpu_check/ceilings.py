@@ -76,8 +76,6 @@ def list_ceilings(n: Numbers) -> dict[str, tuple[float, str]]:
     if math.isfinite(n.arithmetic) and n.precision == "float32" and n.capability >= (7, 0):
         device = n.device - min(n.arithmetic, n.device)
         fixes["float16"] = n.loop / predict(n, device=device), f"arithmetic is {n.arithmetic:.2g} ms of {n.loop:.3g}"
-    if n.steps_share < 1:
-        fixes["less between steps"] = 1 / n.steps_share, f"{1 - n.steps_share:.0%} of the time is elsewhere"
     if n.rnn == "cudnn standard":
         fixes["persistent width"] = NAN, "a width up to 128, fixed windows, float32 or float16: time it again"
     fixes["larger batch"] = NAN, "for samples a second; look for the knee"

@@ -66,7 +66,6 @@ ON_CPU = {  # what the same verdict means where there is no device beside the ho
 SUSPICIOUS = 50.0  # a ceiling above this is more often a mistake of the measurement than a chance
 STOPPERS = tuple(VERDICTS)[:4]  # nothing can be measured before these are cured
 CURES = {  # verdict -> the fixes that could cure it, the best first
-    "GPU_IDLE_OUTSIDE_STEPS": ("less between steps",),
     "DATA_STARVED": ("data on the device",),
     "SYNC_BOUND": ("no waits",),
     "HOST_BOUND": ("library layer", "CUDA graph", "stack of series", "fused optimiser"),
@@ -118,8 +117,6 @@ def _find_verdict(n: Numbers, found: dict[str, str], policy: Policy) -> tuple[st
     for code in ("DEBUG_MODE_ON", "THROTTLED_OR_SHARED"):
         if code in found:
             return code, "", doubts
-    if n.steps_share < policy.steps_share:
-        return "GPU_IDLE_OUTSIDE_STEPS", "", doubts
 
     def exceeds(ratio: float, doubt: str) -> bool:
         if ratio > policy.clear_ratio(n):

@@ -14,7 +14,6 @@ class Policy:
     sigmas: float = 3.0
     copy_share: float = 0.15  # of the device time: above, copies are the reason
     filled_share: float = 0.30  # of the multiprocessors: below, the device waits for its own latency
-    steps_share: float = 0.70  # of the wall time: below, the time goes elsewhere than into steps
     doubling: float = 1.25  # device time of twice the batch, as a ratio: below, the device has room
     least_gain: float = 1.10  # a fix that cannot gain this is not advised
 
@@ -40,7 +39,6 @@ class Numbers:
     doubling: float = NAN  # device time of twice the batch over D
     arithmetic: float = NAN  # the step's FLOP at the chip's stated peak of its precision
     optimizer_share: float = 0.0  # of H, spent in an optimiser that walks tensor by tensor
-    steps_share: float = 1.0  # of the wall time of what was timed, spent in steps
     growth: float = 0.0  # bytes of live memory a step, where it grows steadily
     spread: float = 0.0  # relative standard error of the medians, the largest
     batch: int = 0  # samples a step
