@@ -57,12 +57,6 @@ def inject(path: Path) -> dict:
     return row | {"found": found["verdict"], "named": named, "text": found["text"]}
 
 
-def count_confusions(rows: list[dict]) -> pd.DataFrame:
-    """Return the confusion matrix: a row for what was injected, a column for what was found."""
-    tried = pd.DataFrame([row for row in rows if row["found"]])
-    return pd.crosstab(tried.expected, tried.found)
-
-
 def render_faults(rows: list[dict]) -> str:
     """Write what was said of each loop, the confusion matrix, and the score."""
     lines = [f"  {'loop':<24}{'expected':<24}{'found':<24}line"]
@@ -74,12 +68,9 @@ def render_faults(rows: list[dict]) -> str:
     healthy = [row for row in rows if row["expected"] == HEALTHY]
     right = [row for row in faults if row["found"] == row["expected"]]
     alarms = [row for row in healthy if row["found"] not in ("", HEALTHY, "INCONCLUSIVE")]
-    if any(row["found"] for row in rows):
-        lines += ["", count_confusions(rows).to_string()]
-    lines += [
-        "",
-        f"{len(right)} of {len(faults)} faults named, {sum(row['named'] is not False for row in right)} with their "
-        f"line; {len(alarms)} false alarms in {len(healthy)} healthy loops; "
-        f"{len(rows) - len(faults) - len(healthy)} not run",
-    ]
-    return "\n".join(lines)
+    tried = pd.DataFrame([row for row in rows if row["found"]])
+    if len(tried):
+        lines += ["", pd.crosstab(tried.expected, tried.found).to_string()]
+    score = f"{len(right)} of {len(faults)} faults named, {sum(row['named'] is not False for row in right)} with their "
+    score += f"line; {len(alarms)} false alarms in {len(healthy)} healthy loops; "
+    return "\n".join([*lines, "", f"{score}{len(rows) - len(faults) - len(healthy)} not run"])
