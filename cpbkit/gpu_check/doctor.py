@@ -13,7 +13,6 @@ from cpbkit.config.presets import PRESETS, TRAINED
 from cpbkit.errors import check_name, stoppable
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix, decide
 from cpbkit.gpu_check.findings import Report, check_environment
-from cpbkit.gpu_check.numbers import Numbers
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
 from cpbkit.hardware.monitor import POWER, THROTTLES, Monitor
@@ -131,32 +130,23 @@ def render(examination: Examination) -> str:
     e = examination
     lines = [*e.environment.lines(), ""]
     if e.measured is None or e.diagnosis is None:
-        lines += [f"{e.step}: no diagnosis. {e.failure}"]
-    else:
-        lines += [*_render_diagnosis(e.step, e.measured, e.diagnosis), "", *_render_bill(e.diagnosis.fixes, e.gains)]
-        beside = (*e.diagnosis.beside, *e.measured.problems)
-        lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
-    lines += [] if e.failure else ["", "How far to trust this machine's verdicts: cpbkit doctor --inject"]
-    return wrapped(lines)
-
-
-def _render_diagnosis(step: str, measured: Measured, d: Diagnosis) -> list[str]:
-    n = measured.numbers
-    return [
-        f"One training step of {step}, {n.batch} samples (spread {n.spread:.0%}; {measured.method})",
-        f"  {_render_numbers(n)}",
+        return wrapped([*lines, f"{e.step}: no diagnosis. {e.failure}"])
+    n, d = e.measured.numbers, e.diagnosis
+    times = f"whole loop W {n.loop:.3g} ms" + (f"   cached batch N {n.cached:.3g}" if n.loader else "")
+    names = ("starting operators", "computing") if n.serial else ("host enqueue", "device")
+    lines += [
+        f"One training step of {e.step}, {n.batch} samples (spread {n.spread:.0%}; {e.measured.method})",
+        f"  {times}   {names[0]} H {n.host:.3g}   {names[1]} D {n.device:.3g}",
         "",
         f"{d.verdict.replace('_', '-')}   {d.text}",
-        *(f"  {text}" for text in d.evidence[1:]),
+        *(f"  {text}" for text in d.evidence[1:]),  # the first are the times above
         *([f"  reason: {d.reason}"] if d.reason else []),
+        "",
+        *_render_bill(d.fixes, e.gains),
     ]
-
-
-def _render_numbers(n: Numbers) -> str:
-    loop = f"whole loop W {n.loop:.3g} ms" + (f"   cached batch N {n.cached:.3g}" if n.loader else "")
-    if n.serial:
-        return f"{loop}   starting operators H {n.host:.3g}   computing D {n.device:.3g}"
-    return f"{loop}   host enqueue H {n.host:.3g}   device D {n.device:.3g}"
+    beside = (*d.beside, *e.measured.problems)
+    lines += ["", *(f"  also: {text}" for text in beside)] if beside else []
+    return wrapped([*lines, "", "How far to trust this machine's verdicts: cpbkit doctor --inject"])
 
 
 def _render_bill(fixes: tuple[Fix, ...], gains: tuple[Gain, ...]) -> list[str]:
