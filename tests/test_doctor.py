@@ -14,12 +14,12 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 from toys import FEATURES, LENGTH, PandasWindows, WrittenLSTM, make_toy
+from virtual import HandClock
 
 from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS, TRAINED
 from cpbkit.errors import UnknownName
-from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.doctor import Examination, _throttling, diagnose, preset_step, render
 from cpbkit.gpu_check.findings import check_environment
@@ -29,49 +29,34 @@ from cpbkit.gpu_check.step import Measured, Step, measure
 from cpbkit.gpu_check.trials import TRIALS, Gain, compare, try_fixes
 
 
-class Clock(HostClock):
-    time = 0.0
-
-    def now(self):
-        return self.time
-
-
 def test_a_gain_by_a_clock_that_is_known():
-    clock = Clock()
-
-    def spend(seconds):
-        clock.time += seconds
-
-    gain = compare(clock, lambda: spend(0.03), lambda: spend(0.01), seconds=5)
+    clock = HandClock()
+    gain = compare(clock, lambda: clock.spend(0.03), lambda: clock.spend(0.01), seconds=5)
     assert (gain.gain, gain.low, gain.high) == pytest.approx((3, 3, 3)) and gain.verdict == "do this"
-    assert compare(clock, lambda: spend(0.01), lambda: spend(0.03), seconds=5).verdict == "slower"
+    assert compare(clock, lambda: clock.spend(0.01), lambda: clock.spend(0.03), seconds=5).verdict == "slower"
 
 
 def test_a_common_drift_of_the_machine_is_no_difference():
-    clock, speed = Clock(), [1.0]
+    clock, speed = HandClock(), [1.0]
 
     def spend():
         speed[0] *= 1.01  # the machine gets slower all the time
-        clock.time += 0.01 * speed[0]
+        clock.spend(0.01 * speed[0])
 
     gain = compare(clock, spend, spend, seconds=1)
     assert gain.gain == pytest.approx(1, abs=0.2)
     noisy = iter([0.01, 0.012] * 10_000)
 
     def jump():
-        clock.time += next(noisy)
+        clock.spend(next(noisy))
 
     assert compare(clock, jump, jump, seconds=0.2).verdict == "no difference"
 
 
 def test_a_trial_that_would_take_hours_is_not_begun():
-    clock = Clock()
-
-    def spend():
-        clock.time += 100
-
+    clock = HandClock()
     with pytest.raises(Exception, match=r"8 pairs would take 1600\.0 s, and 2\.0 were left"):
-        compare(clock, spend, spend, seconds=2)
+        compare(clock, lambda: clock.spend(100), lambda: clock.spend(100), seconds=2)
 
 
 def test_verdicts_of_gains():

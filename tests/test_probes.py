@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 from toys import make_toy
-from virtual import Launch, Machine, Workload
+from virtual import HandClock, Launch, Machine, Workload
 
-from cpbkit.gpu_check.clocks import CYCLES, HostClock, find_middle, make_clock, measure_call, run_plug
+from cpbkit.gpu_check.clocks import CYCLES, find_middle, make_clock, measure_call, run_plug
 from cpbkit.gpu_check.probes import probe_machine, time_recurrence
 from cpbkit.gpu_check.trace import read_trace
 
@@ -146,18 +146,8 @@ def test_this_machine_has_figures():
 
 
 def test_a_call_costs_what_a_clock_says():
-    class Clock(HostClock):
-        time = 0.0
-
-        def now(self):
-            return self.time
-
-    clock = Clock()
-
-    def call():
-        clock.time += 5e-6
-
-    assert measure_call(clock, call) == pytest.approx(5)
+    clock = HandClock()
+    assert measure_call(clock, lambda: clock.spend(5e-6)) == pytest.approx(5)
 
 
 def test_a_wider_recurrence_takes_longer():

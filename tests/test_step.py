@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 from torch import nn
+from virtual import HandClock
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import guard
-from cpbkit.gpu_check.clocks import HostClock
 from cpbkit.gpu_check.diagnosis import decide
 from cpbkit.gpu_check.step import Step, StepFailed, _time_optimizer, measure
 from cpbkit.gpu_check.tensors import check_on_device, find_misplaced
@@ -40,21 +40,8 @@ def busy(seconds):
         pass
 
 
-class FakeClock(HostClock):
-    """Time that a step itself advances."""
-
-    def __init__(self):
-        self.time = 0.0
-
-    def now(self):
-        return self.time
-
-    def spend(self, seconds):
-        self.time += seconds
-
-
 def test_loop_loader_and_cached_batch_by_a_clock_that_is_known():
-    clock, model = FakeClock(), nn.Linear(1, 1)
+    clock, model = HandClock(), nn.Linear(1, 1)
 
     def batches():
         for _ in range(5):
@@ -85,7 +72,7 @@ def test_without_a_loader_the_loop_is_the_step():
 
 
 def test_the_host_share_of_a_cpu_step_by_hand():
-    clock, model = FakeClock(), nn.Linear(1, 1)
+    clock, model = HandClock(), nn.Linear(1, 1)
 
     def train(batch):
         clock.spend(4e-3 + len(batch) * 1e-3)  # starting, and arithmetic a sample
@@ -136,7 +123,7 @@ def test_a_masked_selection_waits_and_an_optimiser_does_not(parts):
 
 def test_the_share_of_an_optimiser_is_its_time():
     """By a clock that is known: seven of ten."""
-    clock, parameter = FakeClock(), torch.zeros(1, requires_grad=True)
+    clock, parameter = HandClock(), torch.zeros(1, requires_grad=True)
 
     class Slow(torch.optim.SGD):
         def step(self, closure=None):
@@ -182,7 +169,7 @@ def test_a_loss_that_is_not_finite_is_no_speed_question(parts):
 
 
 def test_a_step_of_minutes_is_refused_after_two():
-    clock, calls = FakeClock(), itertools.count()
+    clock, calls = HandClock(), itertools.count()
 
     def train(batch):
         next(calls)

@@ -1,4 +1,4 @@
-"""A host and a device in virtual time, which stand in for a GPU under the probes and the clock of a step.
+"""Clocks that stand still: one set by hand, and a host and a device in virtual time, which stand in for a GPU.
 
 One step is linear in max-plus algebra, so a step of thousands of launches costs one small product.
 """
@@ -40,6 +40,19 @@ class Workload:
     receive: float = 0.0  # of the host for a batch of the workers
     copy: float = 0.0  # of the device for a batch
     copy_waits: bool = False
+
+
+class HandClock(HostClock):
+    """Time that a step itself advances."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def spend(self, seconds: float) -> None:
+        self.time += seconds
 
 
 class Machine(HostClock):
