@@ -441,27 +441,33 @@ def volatility(b: Bars) -> np.ndarray:
     return np.sqrt(rolling_square(b.get(log_return, column="close"), 20) / 19)
 
 
+def height(b: Bars) -> np.ndarray:
+    return b.get(log, column="high") - b.get(log, column="low")
+
+
+def body(b: Bars) -> np.ndarray:
+    return b.get(log, column="close") - b.get(log, column="open")
+
+
+def variance(b: Bars) -> np.ndarray:
+    """Return the variance of a bar alone, as Garman and Klass estimate it."""
+    return 0.5 * b.get(height) ** 2 - (2 * np.log(2) - 1) * b.get(body) ** 2
+
+
 def parkinson(b: Bars) -> np.ndarray:
-    spread = b.get(log, column="high") - b.get(log, column="low")
-    return np.sqrt(rolling(np.add, spread * spread, 20) / (20 * 4 * np.log(2)))
+    return np.sqrt(rolling(np.add, b.get(height) ** 2, 20) / (20 * 4 * np.log(2)))
 
 
 def garman_klass(b: Bars) -> np.ndarray:
-    spread, body = (
-        b.get(log, column="high") - b.get(log, column="low"),
-        b.get(log, column="close") - b.get(log, column="open"),
-    )
-    return np.sqrt(rolling(np.add, 0.5 * spread**2 - (2 * np.log(2) - 1) * body**2, 20) / 20)
+    return np.sqrt(b.get(mean, of=variance, n=20))
 
 
 def bar_range(b: Bars) -> np.ndarray:
-    return np.hypot(b.get(log, column="high") - b.get(log, column="low"), STILL)
+    return np.hypot(b.get(height), STILL)
 
 
 def bar_volatility(b: Bars) -> np.ndarray:
-    spread = b.get(log, column="high") - b.get(log, column="low")
-    body = b.get(log, column="close") - b.get(log, column="open")
-    return np.sqrt(0.5 * spread**2 - (2 * np.log(2) - 1) * body**2 + STILL**2)
+    return np.sqrt(b.get(variance) + STILL**2)
 
 
 def rogers_satchell(b: Bars) -> np.ndarray:
@@ -471,9 +477,9 @@ def rogers_satchell(b: Bars) -> np.ndarray:
 
 def yang_zhang(b: Bars) -> np.ndarray:
     jump = rolling_square(b.get(log_return, column="open"), 20) / 19
-    body = rolling_square(b.get(log, column="close") - b.get(log, column="open"), 20) / 19
+    drift = rolling_square(b.get(body), 20) / 19
     k = 0.34 / (1.34 + 21 / 19)
-    return np.sqrt(jump + k * body + (1 - k) * b.get(rogers_satchell) ** 2)
+    return np.sqrt(jump + k * drift + (1 - k) * b.get(rogers_satchell) ** 2)
 
 
 def volume_norm(b: Bars) -> np.ndarray:
