@@ -44,6 +44,7 @@ class ArchiveFile:
     symbol: str  # as the archive names it: 1000PEPEUSDT
     interval: str
     date: str  # 2025-03 or 2025-03-24
+    folder: str = "klines"
 
     @property
     def kind(self) -> str:
@@ -55,8 +56,9 @@ class ArchiveFile:
 
     @property
     def path(self) -> str:
-        folder = {"spot": "spot", "um": "futures/um"}[self.market]
-        return f"/data/{folder}/{self.kind}/klines/{self.symbol}/{self.interval}/{self.name}"
+        market = {"spot": "spot", "um": "futures/um"}[self.market]
+        inner = f"{self.symbol}/{self.interval}" if self.folder.lower().endswith("klines") else self.symbol
+        return f"/data/{market}/{self.kind}/{self.folder}/{inner}/{self.name}"
 
     @property
     def span(self) -> tuple[int, int]:

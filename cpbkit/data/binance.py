@@ -105,8 +105,8 @@ class Hosts:
         named = os.environ.get("CPBKIT_ARCHIVE_URL") or cls.archive_url
         return cls(named, os.environ.get("CPBKIT_REST_URL", ""), bool(os.environ.get("CPBKIT_ALLOW_UNSIGNED")))
 
-    def file(self, path: str) -> str:
-        return self.archive_url.rstrip("/") + quote(path)
+    def file(self, file: ArchiveFile) -> str:
+        return self.archive_url.rstrip("/") + quote(file.path)
 
     def rest(self, market: str, call: str) -> str:
         host, prefix, _ = _REST[market]
@@ -359,7 +359,7 @@ class _Fetch:
     def _look_again(self, order: Order, file: ArchiveFile, record: Record) -> "Piece | Unchanged":
         """Compare a file's checksum with what was read; fetch it anew where the venue has rewritten it."""
         try:
-            check = self.client.get(f"{self.hosts.file(file.path)}.CHECKSUM", limit=4096)
+            check = self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096)
             if check.status != 200 or archive.parse_checksum(check.body, file.name) == record.sha256:
                 return Unchanged(file.name)
             piece = self._get_file(order, file, keep=False)
@@ -376,7 +376,7 @@ class _Fetch:
         place = ("parts", order.market, order.series)
         if keep and (kept := self.store.kept(place, file.name, PART_AGE)):
             return read(kept)
-        found = get_file(self.client, self.hosts, file.path, read)
+        found = get_file(self.client, self.hosts, file, read)
         if not found:
             return file
         piece, blob = found
@@ -428,7 +428,7 @@ class _Fetch:
             # The archive has coins that were delisted long ago; it shows where their bars begin.
             for month in spread(dates(np.arange(order.first, order.end, DAY_NS), "M")):
                 with contextlib.suppress(SourceError):
-                    if self.client.get(f"{self.hosts.file(order.file(month).path)}.CHECKSUM", limit=4096).status == 200:
+                    if self.client.get(f"{self.hosts.file(order.file(month))}.CHECKSUM", limit=4096).status == 200:
                         return None
             raise
         except SourceError:
@@ -504,12 +504,12 @@ class _Fetch:
         return UnknownName(f"{order.symbol} has no bars on the {order.market} market")
 
 
-def get_file(client: Client, hosts: Hosts, path: str, read: Callable[..., Any]) -> tuple[Any, bytes] | None:
+def get_file(client: Client, hosts: Hosts, file: ArchiveFile, read: Callable[..., Any]) -> tuple[Any, bytes] | None:
     """Get a file of the archive; return what `read` makes of its bytes (note: that no checksum is there), and them.
 
     None where there is none. What is wrong is downloaded twice. Errors: BadFile, Unavailable.
     """
-    url, name, wrong = hosts.file(path), path.rpartition("/")[2], None
+    url, name, wrong = hosts.file(file), file.name, None
     for _ in range(2):
         found = client.get(url, limit=archive.ZIP_LIMIT)
         if found.status == 404:

@@ -152,27 +152,24 @@ def _files(bars: Klines, name: str) -> list[tuple[ArchiveFile, Contract]]:
     contract, index = contract_of(symbol, "um"), bars.frame.index
     first = (index[0] - pd.Timedelta(days=1)).as_unit("ns").value
     periods = dates(np.append(first, index.asi8), "D" if name == "open_interest" else "M")
-    piece = interval if COLUMNS[name].endswith("Klines") else COLUMNS[name]
-    return [(ArchiveFile("um", contract.name, piece, period), contract) for period in periods]
+    folder = COLUMNS[name]
+    middle = interval if folder.endswith("Klines") else folder  # of the file's name
+    return [(ArchiveFile("um", contract.name, middle, period, folder), contract) for period in periods]
 
 
 def _read(
     client: Client, hosts: Hosts, store: Store, name: str, file: ArchiveFile, contract: Contract
 ) -> _Month | None:
     """Read a file, from the cache if it is there; None where the archive has none."""
-    folder = COLUMNS[name]
-    middle = f"/{file.interval}" if folder.endswith("Klines") else ""
-    path = f"/data/futures/um/{file.kind}/{folder}/{file.symbol}{middle}/{file.name}"
-    read = functools.partial(_parse, name, file, contract)
-    if kept := store.kept(("context", folder), file.name):
+    place, read = ("context", file.folder), functools.partial(_parse, name, file, contract)
+    if kept := store.kept(place, file.name):
         return read(kept)
-    if found := binance.get_file(client, hosts, path, read):
-        store.keep(("context", folder), file.name, found[1])
+    if found := binance.get_file(client, hosts, file, read):
+        store.keep(place, file.name, found[1])
     return found[0] if found else None
 
 
 def _parse(name: str, file: ArchiveFile, contract: Contract, blob: bytes, note: str = "") -> _Month:
-    folder = COLUMNS[name]
     try:
         text = unzip(io.BytesIO(blob), archive.CSV_LIMIT)[1]
         if name == "funding_rate":
@@ -188,7 +185,7 @@ def _parse(name: str, file: ArchiveFile, contract: Contract, blob: bytes, note: 
             times = starts + INTERVAL_SECONDS[file.interval] * SECOND_NS
             values = bars[:, 3] / (contract.coins if name == "mark_price" else 1)
     except (NotUnpacked, ValueError, KeyError) as error:
-        raise BadFile(f"{file.name} does not hold {folder}: {error}") from None
+        raise BadFile(f"{file.name} does not hold {file.folder}: {error}") from None
     order = np.argsort(times, kind="stable")
-    source = SourceFile(f"{folder} {file.name}{note and ' (no checksum)'}", hashlib.sha256(blob).hexdigest())
+    source = SourceFile(f"{file.folder} {file.name}{note and ' (no checksum)'}", hashlib.sha256(blob).hexdigest())
     return _Month(times[order], values[order], file.span[1], source)
