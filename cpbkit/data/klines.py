@@ -341,7 +341,7 @@ def validate(
         last=stamp(starts[-1]),
         expected=max(int((grid_high - grid_low) // step) + 1 - len(closed), len(starts)),
         got=len(starts),
-        gaps=_gaps(np.sort(np.append(starts, closed)), grid_low, grid_high, step, market),
+        gaps=find_gaps(np.sort(np.append(starts, closed)), grid_low, grid_high, step, market),
         zero_volume=int((values[:, 4] == 0).sum()) if has_volume else 0,
         flat=int(((o == h) & (h == lo) & (lo == c)).sum()),
         **{name: count + (dropped or {}).get(name, 0) for name, count in counts.items()},
@@ -492,7 +492,8 @@ def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, 
     return index.as_unit("ns").to_numpy().view("i8"), values, columns
 
 
-def _gaps(starts: np.ndarray, low: int, high: int, step: int, market: str) -> tuple[Gap, ...]:
+def find_gaps(starts: np.ndarray, low: int, high: int, step: int, market: str) -> tuple[Gap, ...]:
+    """List the steps from low to high (ns) that lie between starts (N,), with the halt of the market behind each."""
     edges = np.concatenate(([low - step], starts, [high + step]))
     at = np.flatnonzero(np.diff(edges) > step)
     first, after = edges[at] + step, edges[at + 1]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from cpbkit.config.experiment import Data
 from cpbkit.config.presets import NETWORK
-from cpbkit.data.klines import Gap, Passport, stamp
+from cpbkit.data.klines import Passport, find_gaps, stamp
 from cpbkit.data.synthetic import make_network_trace
 from cpbkit.data.tables import read_table
 from cpbkit.errors import DataError
@@ -125,9 +125,6 @@ def _trace(frame: pd.DataFrame, name: str, notes: list[str], source: str, synthe
     if frame.empty:
         raise DataError(f"{name}: no row of the trace has a value in every column")
     starts = frame.index.as_unit("ns").asi8
-    before = np.flatnonzero(np.diff(starts) > STEP_NS)  # the last row before each gap
-    first, last = starts[before] + STEP_NS, starts[before + 1] - STEP_NS
-    gaps = tuple(Gap(stamp(a), stamp(b), int((b - a) // STEP_NS) + 1) for a, b in zip(first, last, strict=True))
     passport = Passport(
         series=name,
         source=source,
@@ -136,7 +133,7 @@ def _trace(frame: pd.DataFrame, name: str, notes: list[str], source: str, synthe
         last=stamp(starts[-1]),
         expected=int((starts[-1] - starts[0]) // STEP_NS) + 1,
         got=len(frame),
-        gaps=gaps,
+        gaps=find_gaps(starts, starts[0], starts[-1], STEP_NS, "network"),
         notes=tuple(notes),
         synthetic=synthetic,
     )
