@@ -11,7 +11,7 @@ import pandas as pd
 
 from cpbkit.data import times
 from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, OHLCV, QUOTES, SECOND_NS, find_interval, stamp
-from cpbkit.data.tables import SYMBOL, read_numbers
+from cpbkit.data.tables import SYMBOL, has_decimal_commas, read_numbers
 from cpbkit.errors import DataError
 
 # Column spellings seen in the wild, in letters and digits only.
@@ -107,7 +107,7 @@ def _holds_symbols(column: pd.Series) -> bool:
     if pd.api.types.is_numeric_dtype(column):
         return False
     found = [read_symbol(str(one)) for one in column.unique()[:100]]
-    named = re.sub(r"[\W_]", "", str(column.name).lower()) != "market"  # else it may say spot
+    named = times.plain(column.name) != "market"  # else it may say spot
     return all(found) and (named or all(one.endswith(QUOTES) for one in found))
 
 
@@ -227,11 +227,12 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
             f"{where}: bars need a column of start times and {', '.join(OHLC)}; got {got} "
             f"(nothing read as {', '.join(absent)}). Rename the columns"
         )
-    commas = any(_has_decimal_commas(table[found[name]]) for name in OHLC)
+    prices = [table[found[name]] for name in OHLC]
+    commas = any(has_decimal_commas(p.astype(str)) for p in prices if not pd.api.types.is_numeric_dtype(p))
     read = functools.partial(_written, commas=commas)
     columns = {name: read_numbers(table[found[name]], name, where, read) for name in SPELLINGS if name in found}
     frame = pd.DataFrame(columns)
-    whole = all(pd.api.types.is_integer_dtype(table[found[name]]) for name in OHLC)
+    whole = all(map(pd.api.types.is_integer_dtype, prices))
     if whole and {"tsevent", "rtype"} <= set(plain):
         frame[list(OHLC)] /= 1e9
         notes.append("Prices were read as billionths, as Databento writes them.")
@@ -271,9 +272,10 @@ def _is_stamped_by_close(table: pd.DataFrame, plain: dict, where: str) -> bool:
 
 def _may_be_times(column: pd.Series) -> bool:
     """Say whether a column is no mere count of rows, as pandas writes one."""
-    name = re.sub(r"[\W_]", "", str(column.name).lower())
     return not (
-        name in ("unnamed0", "index", "level0") and pd.api.types.is_numeric_dtype(column) and column.max() < 1e8
+        times.plain(column.name) in ("unnamed0", "index", "level0")
+        and pd.api.types.is_numeric_dtype(column)
+        and column.max() < 1e8
     )
 
 
@@ -361,15 +363,6 @@ def _step(starts: pd.DatetimeIndex, where: str) -> int:
 
 
 _SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
-
-def _has_decimal_commas(column: pd.Series) -> bool:
-    """Say whether a column of prices has a comma where thousands cannot end."""
-    if pd.api.types.is_numeric_dtype(column):
-        return False
-    text = column.astype(str).str.strip()
-    text = text[text.str.contains(",", regex=False)]
-    return bool(len(text)) and not text.str.fullmatch(r"\D*[1-9]\d{0,2}(,\d{3})+(\.\d+)?\D*").all()
 
 
 def _written(column: pd.Series, commas: bool = False) -> pd.Series:

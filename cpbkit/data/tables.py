@@ -479,9 +479,10 @@ def _from_text(blob: bytes) -> pd.DataFrame:
     if header is None and width >= 7 and times.is_clock(pd.Series([rows[0][1]])):
         clocks = {0: str, 1: str}
     elif header == 0:
-        named = [re.sub(r"[\W_]", "", cell).lower() for cell in rows[0]]
+        named = [times.plain(cell) for cell in rows[0]]
         clocks = {named.index(name): str for name in ("date", "time")} if {"date", "time"} <= set(named) else {}
-    decimal = "," if separator == ";" and _has_decimal_commas(rows[1:]) else "."
+    cells_below = pd.Series([cell for row in rows[1:] for cell in row], dtype=str)
+    decimal = "," if separator == ";" and has_decimal_commas(cells_below) else "."
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
@@ -492,9 +493,10 @@ def _from_text(blob: bytes) -> pd.DataFrame:
             raise ValueError(f"its rows have more cells than the {width} names of its columns") from None
 
 
-def _has_decimal_commas(rows: list[list[str]]) -> bool:
-    found = [cell for row in rows for cell in row if "," in cell]
-    return bool(found) and not all(re.fullmatch(r"[^\d]*\d{1,3}(,\d{3})+(\.\d+)?\D*", cell) for cell in found)
+def has_decimal_commas(text: pd.Series) -> bool:
+    """Say whether one of many cells has a comma where thousands cannot end."""
+    text = text.str.strip()[text.str.contains(",", regex=False)]
+    return bool(len(text)) and not text.str.fullmatch(r"\D*[1-9]\d{0,2}(,\d{3})+(\.\d+)?\D*").all()
 
 
 def is_value(cell: str) -> bool:

@@ -29,9 +29,14 @@ _ZONE = re.compile(
 )
 
 
+def plain(name: object) -> str:
+    """Return a name in small letters and digits alone."""
+    return re.sub(r"[\W_]", "", str(name).lower())
+
+
 def plain_names(table: pd.DataFrame) -> dict[str, str]:
-    """Return the columns by their names in small letters and digits; of equal names the first."""
-    return {re.sub(r"[\W_]", "", str(column).lower()): column for column in reversed(list(table.columns))}
+    """Return the columns by their plain names; of equal names the first."""
+    return {plain(column): column for column in reversed(list(table.columns))}
 
 
 def date_and_clock(table: pd.DataFrame) -> tuple[str, str] | None:
@@ -75,8 +80,7 @@ def has_zone(column: pd.Series) -> bool:
 
 def holds_times(column: pd.Series, where: str) -> bool:
     """Say whether a column can be read as times; numbers only where its name says so."""
-    named = re.sub(r"[\W_]", "", str(column.name).lower()) in STARTS
-    if pd.api.types.is_numeric_dtype(column) and not named:
+    if pd.api.types.is_numeric_dtype(column) and plain(column.name) not in STARTS:
         return False
     try:
         read_times(column.iloc[:100], where)
