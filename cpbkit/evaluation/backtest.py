@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from cpbkit.config.experiment import Experiment, Task
+from cpbkit.evaluation.results import group_heads
 from cpbkit.evaluation.verdicts import Judgement, evidence, judge
 from cpbkit.training.alone import train_alone
 from cpbkit.training.loop import assemble, forecast, median
@@ -21,14 +22,13 @@ def judge_folds(series: Series, parts: Iterable[Fold], forecaster: Forecaster, m
     forecaster: fits on the piece it is handed and returns y of the test windows of its splits, (W, H, K).
     model: its name; the baseline of that name is left out.
     """
-    by_head: dict[str, list[dict]] = {}
+    gathered = []
     for fold in parts:
         piece = fold.cut(series)
         splits = split(piece, fold.task)
         y = forecaster(piece, fold.task, splits)
-        for head, found in evidence(piece, splits.test, y, splits.bounds["train"][1]).items():
-            by_head.setdefault(head, []).append(found)
-    return {head: judge(**join(found), unit=series.unit, model=model) for head, found in by_head.items()}
+        gathered.append(evidence(piece, splits.test, y, splits.bounds["train"][1]))
+    return {head: judge(**join(found), unit=series.unit, model=model) for head, found in group_heads(gathered).items()}
 
 
 def join(found: list[dict]) -> dict:

@@ -5,14 +5,14 @@ N windows (oldest first), H horizon, K targets.
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpbkit.evaluation import metrics
-from cpbkit.evaluation.results import ResultLine
+from cpbkit.evaluation.results import ResultLine, group_heads
 from cpbkit.evaluation.verdicts import UNITS, is_enough
 
 if TYPE_CHECKING:  # windows needs torch
@@ -166,12 +166,8 @@ def judge_quantiles(
 
 def say_quantiles(results: Iterable[ResultLine]) -> dict[str, str]:
     """Say by head, in one line, how the quantiles of a run did beside those of persistence; lines of a ledger."""
-    by_head: dict[str, list[Mapping]] = {}
-    for line in results:
-        for head, told in line.quantiles.items():
-            by_head.setdefault(head, []).append(told)
     said = {}
-    for head, group in by_head.items():
+    for head, group in group_heads(line.quantiles for line in results).items():
         losses, others = ([told[name] for told in group] for name in ("loss", "loss_persistence"))
         sure = sum((told["skill_low"] or 0) > 0 for told in group)
         said[f"{head}, quantiles"] = (

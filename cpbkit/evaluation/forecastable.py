@@ -15,7 +15,7 @@ from cpbkit.errors import CpbkitError, DataError
 from cpbkit.evaluation import metrics
 from cpbkit.evaluation.baselines import DAY, DECAYS, PENALTIES
 from cpbkit.evaluation.pooled import Losses, pool
-from cpbkit.evaluation.verdicts import BEATS, TOO_FEW, compare, is_enough, known_variance, word_of
+from cpbkit.evaluation.verdicts import BEATS, TOO_FEW, compare, in_words, is_enough, known_variance
 
 HORIZONS = (1, 4, 24)  # bars
 TARGETS = ("return", "direction", "volatility", "range", "volume")
@@ -76,11 +76,7 @@ def _worded(rows: list[dict]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     told = table["enough"]
     table.loc[told, "p"] = metrics.holm(table.loc[told, "p"])
-    ends = zip(table["p"], table["skill_low"], table["skill_high"], told, strict=True)
-    table["verdict"] = [word_of(p, low, high) if enough else TOO_FEW for p, low, high, enough in ends]
-    for column, name in {"skill": "skill %", "skill_low": "low %", "skill_high": "high %"}.items():
-        table[name] = 100 * table[column].where(told | (column == "skill"))
-    table["p"] = table["p"].where(told)
+    table = table.join(in_words(table)).assign(p=table["p"].where(told))
     return table[["series", "target", "bars", "verdict", "skill %", "low %", "high %", "p", "against", "windows"]]
 
 

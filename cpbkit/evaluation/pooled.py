@@ -16,7 +16,17 @@ import scipy
 
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import metrics, past
-from cpbkit.evaluation.verdicts import LEAST_HORIZONS, LEAST_WINDOWS, OLD, TOO_FEW, Verdict, is_enough, word_of
+from cpbkit.evaluation.verdicts import (
+    LEAST_HORIZONS,
+    LEAST_WINDOWS,
+    OLD,
+    TOO_FEW,
+    Verdict,
+    compare,
+    in_words,
+    is_enough,
+    word_of,
+)
 
 if TYPE_CHECKING:  # windows needs torch
     from cpbkit.windows.series import Series
@@ -122,8 +132,6 @@ class Pooled:
 
     def sentence(self) -> str:
         """Say it in one line."""
-        if self.verdict.word == TOO_FEW:
-            return f"all {self.series} series at once: {TOO_FEW}, {self.verdict.reason}"
         return f"all {self.series} series at once: {self.verdict.word}, {self.verdict.reason}"
 
 
@@ -142,21 +150,18 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     win_rate = float(
         np.mean([(o.model / o.variance).mean() < w.mean() for o, w in zip(parts.values(), wins, strict=True)])
     )
-    skill = 1 - math.sqrt(model.mean() / against.mean())
-    told = f"skill {100 * skill:+.2f} % against {best}"
-    if not is_enough(count, horizon):
+    found, _ = compare(model, against, horizon, len(baselines))
+    p = found.pop("p")
+    told = {name: f"{100 * found[name]:+.2f}" for name in ("skill", "skill_low", "skill_high")}
+    if is_enough(count, horizon):
+        word = word_of(p, found["skill_low"], found["skill_high"])
+        reason = f"skill {told['skill']} % ({told['skill_low']} to {told['skill_high']}) against {best}, p {p:.2g}, "
+        reason += f"better on {100 * win_rate:.0f} % of them"
+    else:
         least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
-        verdict = Verdict(TOO_FEW, 1.0, f"{count} times of {horizon} bars, a word takes {least}; {told}")
-        return Pooled(verdict, len(parts), count, best, skill, -math.inf, 1.0, 0.0, win_rate)
-    outside = (1 - metrics.LEVEL) / 2
-    ratios = metrics.ratio_confidence_interval(model, against, horizon, (outside / len(baselines), outside))
-    low, high = (1 - math.sqrt(max(0.0, ratio)) for ratio in ratios[::-1])
-    statistic, p = (float(value) for value in metrics.cosine_test(model - against, horizon))
-    p = min(1.0, p * len(baselines)) if statistic > 0 else p  # the luckiest baseline was taken
-    reason = f"skill {100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}) against {best}, p {p:.2g}, "
-    reason += f"better on {100 * win_rate:.0f} % of them"
-    verdict = Verdict(word_of(p, low, high), p, reason)
-    return Pooled(verdict, len(parts), count, best, skill, low, high, statistic, win_rate)
+        word, reason = TOO_FEW, f"{count} times of {horizon} bars, a word takes {least}; skill {told['skill']} %"
+        reason += f" against {best}"
+    return Pooled(Verdict(word, p, reason), len(parts), count, best, **found, win_rate=win_rate)
 
 
 def say_all(losses: Mapping[str, Mapping[str, Losses]], together: Mapping[str, Pooled]) -> dict[str, str]:
@@ -234,22 +239,13 @@ def _tested(lost: np.ndarray, against: np.ndarray, horizon: int, baselines: int 
 
     baselines: of how many `against` is the luckiest.
     """
-    ratios = lost.mean(axis=1) / against.mean(axis=1)
-    statistics, _ = metrics.cosine_test(lost - against, horizon)
-    if not is_enough(lost.shape[1], horizon):
-        told = {"verdict": TOO_FEW, "skill %": 100 * (1 - np.sqrt(ratios)), "low %": math.nan, "high %": math.nan}
-        return pd.DataFrame(told | {"t": statistics, "p": 1.0})
-    p = _corrected(lost - against, statistics, horizon)
-    p = np.where(statistics > 0, np.minimum(1, p * baselines), p)
-    outside = (1 - metrics.LEVEL) / 2
-    spans = [
-        metrics.ratio_confidence_interval(a, b, horizon, (outside / baselines, outside))
-        for a, b in zip(lost, against, strict=True)
-    ]
-    low, high = (1 - np.sqrt(np.maximum(0, np.array(spans)[:, k])) for k in (1, 0))
-    words = [word_of(*each) for each in zip(p, low, high, strict=True)]
-    told = {"verdict": words, "skill %": 100 * (1 - np.sqrt(ratios)), "low %": 100 * low, "high %": 100 * high}
-    return pd.DataFrame(told | {"t": statistics, "p": p})
+    found = pd.DataFrame([compare(*pair, horizon, baselines)[0] for pair in zip(lost, against, strict=True)])
+    found["enough"] = is_enough(lost.shape[1], horizon)
+    if found["enough"].all():
+        statistics = found["statistic"].to_numpy()
+        p = _corrected(lost - against, statistics, horizon)
+        found["p"] = np.where(statistics > 0, np.minimum(1, p * baselines), p)
+    return in_words(found).assign(t=found["statistic"], p=found["p"])
 
 
 def _align(runs: Mapping[str, Mapping[str, Losses]]) -> tuple[np.ndarray, dict[str, np.ndarray], int, int]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -85,6 +85,15 @@ class ResultLine:
 
 
 FORM = {**foreign.form_of(ResultLine), **INNER}
+
+
+def group_heads(told: Iterable[Mapping[str, Any]]) -> dict[str, list]:
+    """Put together by head what is told by head of each of several: series, or test periods."""
+    found: dict[str, list] = {}
+    for by_head in told:
+        for head, one in by_head.items():
+            found.setdefault(head, []).append(one)
+    return found
 
 
 @dataclass(frozen=True)

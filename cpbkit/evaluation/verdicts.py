@@ -28,7 +28,6 @@ UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit
 WORST_SKILL = -99.0  # stands for minus infinity, where a baseline is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
 CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
-NOTHING = (None, None, None)  # of a value with the ends of its interval that cannot be told
 EARLIER_NAMES = {  # of fields, in ledgers of earlier versions
     "best_floor": "best_baseline",
     "floor_rmse_by_horizon": "baseline_rmse_by_horizon",
@@ -158,18 +157,23 @@ def judge(
     losses = plain if variance is None else {name: loss / variance for name, loss in plain.items()}
     best = min(baselines, key=lambda name: losses[name].mean())
     compared, untested = compare(losses[""], losses[best], horizon, len(baselines))
-    rmse_skill, rmse_skill_low, rmse_skill_high = _skill(plain[""], plain[best], horizon, len(baselines))
     moves, told = truth[:, -1, direction_of], forecast[:, -1, direction_of]
     enough = is_enough(windows, horizon)
-    # Each a value and the ends of its interval, or None where nothing is said.
-    persistence = _skill(losses[""], losses["persistence"], horizon) if "persistence" in losses else NOTHING
-    signs = metrics.direction(moves, told, overlap=horizon) or NOTHING
-    ic = (metrics.rank_correlation(moves, told, horizon) if enough else None) or NOTHING
-    fee = (metrics.break_even_fee(moves * 1e4, told, horizon) if is_price and enough else None) or NOTHING
-    if not np.isfinite(np.array(fee, float)).all():
-        fee = NOTHING
+    with_ends = {  # each a value and the ends of its interval, or None where nothing is said
+        "rmse_skill": _skill(plain[""], plain[best], horizon, len(baselines)),
+        "persistence_skill": _skill(losses[""], losses["persistence"], horizon) if "persistence" in losses else None,
+        "direction": metrics.direction(moves, told, overlap=horizon),
+        "ic": metrics.rank_correlation(moves, told, horizon) if enough else None,
+        "fee": metrics.break_even_fee(moves * 1e4, told, horizon) if is_price and enough else None,
+    }
+    if (fee := with_ends["fee"]) and not np.isfinite(fee).all():
+        with_ends["fee"] = None
+    spans: dict[str, Any] = {
+        name + end: value
+        for name, found in with_ends.items()
+        for end, value in zip(("", "_low", "_high"), found or (None,) * 3, strict=True)
+    }
     moved = truth.var(axis=0).mean()
-    level = {} if anchors is None else _level_errors(truth, forecast, anchors, unit)
     return Judgement(
         windows=windows,
         horizon=horizon,
@@ -180,35 +184,12 @@ def judge(
         best_baseline=best,
         baseline_rmse_by_horizon=tuple((metrics.rmse(truth, baselines[best], axis=(0, 2)) * unit_scale).tolist()),
         baselines={name: math.sqrt(plain[name].mean()) * unit_scale for name in baselines},
-        skill=compared["skill"],
-        skill_low=compared["skill_low"],
-        skill_high=compared["skill_high"],
-        statistic=compared["statistic"],
-        p=compared["p"],
-        rmse_skill=rmse_skill,
-        rmse_skill_low=rmse_skill_low,
-        rmse_skill_high=rmse_skill_high,
+        **compared,
+        **spans,
         diebold_mariano=_diebold_mariano(plain[""], plain[best], horizon),
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
-        persistence_skill=persistence[0],
-        persistence_skill_low=persistence[1],
-        persistence_skill_high=persistence[2],
         mase=metrics.mase(truth, forecast, scale) if scale is not None and scale.mean() > 0 else None,
-        direction=signs[0],
-        direction_low=signs[1],
-        direction_high=signs[2],
-        ic=ic[0],
-        ic_low=ic[1],
-        ic_high=ic[2],
-        fee=fee[0],
-        fee_low=fee[1],
-        fee_high=fee[2],
-        level_rmse=level.get("level_rmse"),
-        level_mae=level.get("level_mae"),
-        r2=level.get("r2"),
-        r2_persistence=level.get("r2_persistence"),
-        mape=level.get("mape"),
-        mape_persistence=level.get("mape_persistence"),
+        **({} if anchors is None else _level_errors(truth, forecast, anchors, unit)),
         notes=notes + untested,
     )
 
@@ -228,7 +209,7 @@ def _skill(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int
 
 def compare(
     loss: np.ndarray, baseline_loss: np.ndarray, horizon: int, count: int
-) -> tuple[dict[str, float], tuple[str, ...]]:
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return skill, its interval and the test by name, and what could not be tested; losses (N,) of successive origins.
 
     count: of how many naive forecasts the best was taken.
@@ -254,7 +235,7 @@ def _diebold_mariano(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int) 
     return float(np.clip(metrics.diebold_mariano(loss, baseline_loss, horizon)[0], -99, 99))
 
 
-def _level_errors(truth, forecast, anchors, unit) -> dict[str, float | None]:
+def _level_errors(truth, forecast, anchors, unit) -> dict[str, Any]:
     """Return errors of the level that was forecast, a price where y is a log change, beside persistence's."""
     back = np.exp if unit == "bp" else np.asarray
     with np.errstate(over="ignore"):  # a model gone wild may forecast a price beyond all numbers
@@ -351,6 +332,18 @@ def word_of(p: float, low: float, high: float) -> str:
     if p < SIGNIFICANCE and low > 0:
         return BEATS
     return LOSES if p < SIGNIFICANCE and high < 0 else TIES
+
+
+def in_words(found: pd.DataFrame) -> pd.DataFrame:
+    """Return what `compare` found, a row each with a corrected p, as people read it: the word, skills in percent.
+
+    The column `enough` says of each row whether there were windows enough for a word and an interval.
+    """
+    told = found["enough"]
+    rows = zip(found["p"], found["skill_low"], found["skill_high"], told, strict=True)
+    words = [word_of(p, low, high) if enough else TOO_FEW for p, low, high, enough in rows]
+    low, high = (100 * found[end].where(told) for end in ("skill_low", "skill_high"))
+    return pd.DataFrame({"verdict": words, "skill %": 100 * found["skill"], "low %": low, "high %": high})
 
 
 def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:

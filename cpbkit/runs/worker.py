@@ -20,7 +20,7 @@ from cpbkit.evaluation.backtest import join
 from cpbkit.evaluation.conformal import judge_prediction_intervals, judge_quantiles
 from cpbkit.evaluation.past import past_of
 from cpbkit.evaluation.pooled import losses_of, to_bytes
-from cpbkit.evaluation.results import ResultLine, Running
+from cpbkit.evaluation.results import ResultLine, Running, group_heads
 from cpbkit.evaluation.verdicts import OLD, evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
@@ -293,7 +293,7 @@ def _result(
     )
     if line.status != "done":
         return Result(job.name, line, None)
-    gathered: dict[str, list[dict]] = {}  # by head, a part for each fold
+    parts = []  # of each fold, by head
     for m, finished in zip(places, folds, strict=True):
         net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
         known, told = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
@@ -303,9 +303,9 @@ def _result(
             return Result(job.name, dataclasses.replace(line, status="sick", reason=reason), None)
         piece, its = windows.series[m], windows.splits[m]
         train_end, place, is_itself = its.bounds["train"][1], experiment.task.zero_shot, bool(experiment.pretrained)
-        for head, part in evidence(piece, its.test, predicted, train_end, place, is_itself).items():
-            gathered.setdefault(head, []).append(part)
-    found, name = {head: join(parts) for head, parts in gathered.items()}, experiment.model.name
+        parts.append(evidence(piece, its.test, predicted, train_end, place, is_itself))
+    found = {head: join(told) for head, told in group_heads(parts).items()}
+    name = experiment.model.name
     origins = np.concatenate([windows.splits[m].test for m in places])  # a piece has the first rows of its series
     losses = {head: losses_of(series, origins, part, name) for head, part in found.items()}
     held, halves = judge_prediction_intervals(series, splits, experiment.task.context, known, predicted)
@@ -314,7 +314,7 @@ def _result(
         test={head: judge(**part, unit=series.unit, model=name).to_dict() for head, part in found.items()},
         prediction_intervals=held,
     )
-    shown = {head: past_of(series, splits.test, head, parts[-1], halves[head]) for head, parts in gathered.items()}
+    shown = {head: past_of(series, splits.test, head, part, halves[head]) for head, part in parts[-1].items()}
     if levels := experiment.task.quantiles:
         line = dataclasses.replace(line, quantiles=judge_quantiles(series, splits, levels, told))
     if parent:

@@ -10,7 +10,7 @@ from matplotlib.dates import date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.evaluation import metrics, verdicts
-from cpbkit.evaluation.results import ResultLine
+from cpbkit.evaluation.results import ResultLine, group_heads
 from cpbkit.evaluation.verdicts import Judgement, Verdict
 from cpbkit.quantities import counted
 from cpbkit.views.loss import DASHES, is_synthetic
@@ -240,10 +240,7 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
 @look()
 def coverage_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the share of truths inside each model's prediction intervals over the test split: a panel per head."""
-    by_head: dict[str, list[Mapping]] = {}
-    for line in results:
-        for head, told in line.coverage().items():
-            by_head.setdefault(head, []).append(told)
+    by_head = group_heads(line.coverage() for line in results)
     figure = Picture(WIDTH, 340)
     share = (WIDTH - 24) / max(1, len(by_head))
     for i, (head, group) in enumerate(by_head.items()):
@@ -278,10 +275,7 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
 @look()
 def calibration_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the share of truths below each quantile against its level, a panel per head, persistence's beside."""
-    by_head: dict[str, list[dict]] = {}
-    for line in results:
-        for head, told in line.quantiles.items():
-            by_head.setdefault(head, []).append(told)
+    by_head = group_heads(line.quantiles for line in results)
     figure = Picture(WIDTH, 480)
     share = (WIDTH - 24) / max(1, len(by_head))
     for i, (head, group) in enumerate(by_head.items()):
