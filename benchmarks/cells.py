@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,13 +65,13 @@ def ways(kind: type[Recurrent], models: int, inputs: int, width: int) -> Iterato
     fused = FusedLSTM if kind is LSTM else FusedGRU
     first = kind(models, inputs, width).cuda()
     yield "scan", first
-    for name in ("fused cell", "compiled cell", f"cuDNN in {STREAMS} streams"):
+    for name in ("cells", "fused cell", "compiled cell", f"cuDNN in {STREAMS} streams"):
         layer = (fused if name == "fused cell" else kind)(models, inputs, width).cuda()
         layer.load_state_dict(first.state_dict())
+        # In place of the methods, of this layer alone.
+        vars(layer)["scan"] = in_streams(layer) if name.startswith("cuDNN") else partial(Recurrent.scan, layer)
         if name == "compiled cell":
-            vars(layer)["cell"] = torch.compile(layer.cell)  # in place of the method, of this layer alone
-        elif name.startswith("cuDNN"):
-            vars(layer)["scan"] = in_streams(layer)
+            vars(layer)["cell"] = torch.compile(layer.cell)
         yield name, layer
 
 
