@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from cpbkit.gpu_check.watch import watch
 
@@ -87,6 +88,75 @@ def rate_gone():
         scheduler.step()  # rate
 
 
+def fit(optimizer=None, before=lambda model: None, after=lambda model, optimizer: None):
+    model, usual = make()
+    before(model)
+    optimizer = optimizer(model.parameters()) if optimizer else usual
+    for _ in range(STEPS // 4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()  # fit
+        after(model, optimizer)
+        optimizer.step()
+
+
+def zeroed_too_soon():
+    model, optimizer = make()
+    for _ in range(STEPS // 4):
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.zero_grad()  # zeroed
+        optimizer.step()
+
+
+def never_above_zero():
+    fit(before=lambda model: nn.init.constant_(model[0].bias, -100.0))
+
+
+def clipped_to_nothing():
+    model, _ = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)  # still
+    for _ in range(STEPS // 4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+
+
+def decayed():
+    fit(lambda weights: torch.optim.AdamW(weights, lr=1e-2, weight_decay=10.0))  # decay
+
+
+def too_high_a_rate():
+    fit(lambda weights: torch.optim.Adam(weights, lr=10.0))  # too high
+
+
+def wrapped_anew():
+    model, optimizer = make()
+    for _ in range(STEPS // 2):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(X), Y)
+        loss = torch.tensor(loss.item(), requires_grad=True)  # wrapped
+        loss.backward()
+        optimizer.step()
+
+
+SORTED = TensorDataset(torch.randn(800, 8), torch.arange(800) // 200)
+
+
+def in_order(shuffle=False):
+    model = Classes(nn.Identity())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(SORTED, 32, shuffle=shuffle)
+    held = DataLoader(SORTED, 200)  # held
+    for _ in range(12):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x, _ in held:
+                model(x)
+
+
 LABELS = torch.randint(0, 4, (32,))
 
 
@@ -130,6 +200,13 @@ def one_class():
 
 
 WRONG = {
+    zeroed_too_soon: ("ZEROED_TOO_SOON", "# zeroed"),
+    never_above_zero: ("ZERO_GRADIENTS", "# fit"),
+    clipped_to_nothing: ("STANDS_STILL", "# still"),
+    decayed: ("DECAY", "# decay"),
+    too_high_a_rate: ("RATE_TOO_HIGH", "# too high"),
+    wrapped_anew: ("NO_GRADIENT", "# wrapped"),
+    in_order: ("SORTED", "loader = DataLoader(SORTED, 32, shuffle=shuffle)"),
     softmax_twice: ("PROBABILITIES", "# twice"),
     sigmoid_twice: ("PROBABILITIES", "# sigmoid"),
     softmax_over_the_batch: ("PROBABILITIES", "# over the batch"),
@@ -250,7 +327,30 @@ def a_teachers_probabilities():
     classify(nn.Identity(), lambda logits, _: nn.functional.cross_entropy(logits, target))
 
 
+def shuffled_with_a_sorted_validation():
+    in_order(shuffle=True)
+
+
+def a_last_layer_that_begins_at_zero():
+    fit(before=lambda model: nn.init.zeros_(model[2].weight))
+
+
+def a_slow_start():
+    rate = 0.0
+
+    def warm_up(_, optimizer):
+        nonlocal rate
+        rate += 1e-6
+        optimizer.param_groups[0]["lr"] = rate
+
+    fit(lambda weights: torch.optim.AdamW(weights, lr=1e-6, weight_decay=0.1), after=warm_up)
+    fit(lambda weights: torch.optim.Adam(weights, lr=0.05))
+
+
 RIGHT = [
+    shuffled_with_a_sorted_validation,
+    a_last_layer_that_begins_at_zero,
+    a_slow_start,
     attention_and_logits,
     logits_that_are_probabilities_of_nothing,
     a_policy,

@@ -1,17 +1,23 @@
 """What makes a training wrong rather than slow, looked at beside some of its steps: weights that cannot learn."""
 
 import math
+import re
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 LEAST = 8  # looks, of which most must agree
 MOST_ASKED = 64  # values of a loss that are read: each read waits for a GPU
 GONE = 1e-3  # of the highest learning rate: below, nothing is learned any more
 OPTIMIZER = r"\b(\w*Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Muon)\("
+SHRINKING = 0.01  # of a weight, that decay takes in one step: all of it within some hundred steps
+MOVED = 1e-6  # of a weight's size in all steps that were seen: less is nothing, but for rounding
+MOST_KEPT = 1_000_000  # numbers of the weight that is kept to compare with
+STEPPING = r"Adam|RMSprop|Lion"  # optimisers that move each weight by about the rate
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
 
 
@@ -30,6 +36,9 @@ OF_OPERATORS = {
     "ONE_CLASS": (
         "A cross entropy over one class is always 0: nothing is learned",
         "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
+    "SORTED": (
+        "The samples come in the order of their classes: each batch holds one or two, and unlearns the others",
+        "DataLoader(..., shuffle=True)", r"DataLoader\((?!.*shuffle=True)"),
 }  # fmt: skip
 
 
@@ -48,7 +57,7 @@ class Soundness:
     def __init__(self):
         self._optimizers: weakref.WeakSet = weakref.WeakSet()
         self._made = self._steps = 0  # optimisers, beyond the first, of the same weights; looks at a step
-        self._losses = self._lost = 0  # read; not finite at the end of them
+        self._losses: list[float] = []  # that were read
         self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
         self._rate = self._highest = 0.0
         self._rates_gone = 0  # looks
@@ -57,6 +66,10 @@ class Soundness:
         self._evaluated = self._trained = 0  # steps of a model that was in eval mode at their end, and in train mode
         self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
         self._emptied = self._numbers = 0  # looks at them; numbers of all weights
+        self._zero: dict[int, int] | None = None  # likewise, those whose gradient is 0 throughout
+        self._ends = self._given = 0  # passes backward; those that left a gradient
+        self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # (a weight, what it was)
+        self._moved = 0, math.inf  # (looks since, share of its size by which it has moved)
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer, main: torch.optim.Optimizer | None) -> bool:
         """Say whether an optimiser is a new one for the weights of the one whose steps count."""
@@ -90,25 +103,61 @@ class Soundness:
         """Call it after a step of the optimiser."""
         weights = [weight for weight in weights_of(optimizer) if weight.requires_grad]
         empty = {id(weight): weight.numel() for weight in weights if weight.grad is None}
+        zero = {id(w): w.numel() for w in weights if w.grad is not None and not _has_gradient(w)}
         self._empty = empty if self._empty is None else {k: n for k, n in self._empty.items() if k in empty}
+        self._zero = zero if self._zero is None else {k: n for k, n in self._zero.items() if k in zero}
         self._emptied += 1
         self._numbers = sum(weight.numel() for weight in weights)
+        if self._before is None or not any(weight is self._before[0] for weight in weights):
+            sized = [weight for weight in weights if weight.numel() <= MOST_KEPT and _has_gradient(weight)]
+            weight = max(sized, key=torch.Tensor.numel, default=None)
+            self._before = None if weight is None else (weight, weight.detach().clone())
+            self._moved = 0, math.inf
+        else:
+            weight, before = self._before
+            moved = float((weight.detach() - before).norm() / before.norm().clamp(min=1e-30))
+            self._moved = self._moved[0] + 1, moved
 
     def note_loss(self, loss: object) -> None:
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._losses < MOST_ASKED:
-            self._losses += 1
-            self._lost = 0 if math.isfinite(loss.item()) else self._lost + 1
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and len(self._losses) < MOST_ASKED:
+            self._losses.append(loss.item())
+
+    def note_end(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call it after a pass backward."""
+        if self._ends < 2 * LEAST:
+            self._ends += 1
+            self._given += any(map(_has_gradient, weights_of(optimizer)))
 
     def note_start(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it before the first pass backward after a step: gradients are to be zero or none."""
         if self._starts < MOST_ASKED:
             self._starts += 1
             gradients = [weight.grad for weight in weights_of(optimizer) if weight.grad is not None]
-            self._kept += bool(gradients) and bool(min(gradients, key=torch.Tensor.numel).count_nonzero())
+            self._kept += bool(gradients) and _is_nonzero(min(gradients, key=torch.Tensor.numel))
+
+    def _find_settings(self) -> Iterator[Unsound]:
+        """Yield what is wrong with the settings of the optimiser."""
+        groups = self._of.param_groups if self._of is not None else []
+        shrinking = max((float(group["lr"]) * group.get("weight_decay", 0) for group in groups), default=0.0)
+        if shrinking > SHRINKING:
+            text = f"Weight decay takes {shrinking:.0%} of every weight at each step: more than can be learned"
+            yield Unsound("DECAY", text, "a weight decay of 0.01 or less", OPTIMIZER)
+        # A step of about the rate in each weight, where a sum over its inputs is to stay near 1.
+        sizes = [w.numel() / len(w) for group in groups for w in group["params"] if w.dim() > 1 and len(w) > 1]
+        steps = float(self._highest) * math.sqrt(max(sizes, default=0.0))
+        losses = [loss for loss in self._losses if math.isfinite(loss)]
+        late = sorted(losses[len(losses) // 2 :])
+        if not re.search(STEPPING, type(self._of).__name__) or steps < 1 or len(losses) < 2 * LEAST:
+            return
+        if late[len(late) // 2] > 0.9 * losses[0] > 0:
+            text = (
+                f"The loss does not fall, and a learning rate of {self._highest:.2g} changes all weights at each step"
+            )
+            yield Unsound("RATE_TOO_HIGH", text, "a learning rate of 1e-3 to begin with", OPTIMIZER)
 
     def find(self, wrong: Collection[str]) -> Iterator[Unsound]:
         """Yield what is wrong, the worst first. wrong: reasons of OF_OPERATORS."""
-        if self._lost >= LEAST:
+        if len(self._losses) >= LEAST and not any(map(math.isfinite, self._losses[-LEAST:])):
             text = "The loss is nan or infinite, and the training goes on: it learns nothing"
             cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
             cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
@@ -123,12 +172,31 @@ class Soundness:
         if self._starts >= LEAST and self._kept > 0.9 * self._starts:
             text = "Gradients are added to those of the steps before, and never set to zero"
             yield Unsound("NOT_ZEROED", text, "optimizer.zero_grad() once a step, before loss.backward()", "")
-        if self._emptied >= 3 and self._empty and sum(self._empty.values()) > WITHOUT * self._numbers:
-            share = sum(self._empty.values()) / self._numbers
+        empty, zero = (sum((found or {}).values()) / max(self._numbers, 1) for found in (self._empty, self._zero))
+        if self._emptied >= 3 and empty + zero == 1 and self._given >= LEAST:
+            text = "Gradients are set to zero between loss.backward() and optimizer.step(): no weight moves"
+            cure = "optimizer.zero_grad() before loss.backward(), then optimizer.step()"
+            yield Unsound("ZEROED_TOO_SOON", text, cure, r"zero_grad\(")
+        elif self._emptied >= 3 and empty > WITHOUT:
+            share = empty
             text = f"{share:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
             cure = "take out what cuts the graph on the way: .detach(), .numpy(), .data, torch.tensor(x), no_grad()"
             cutting = r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad"
-            yield Unsound("NO_GRADIENT", text, cure, cutting if share < 1 else "")  # of all: the loss itself is cut off
+            # Of all: the loss itself is cut off, and made to be one that has a gradient.
+            again = r"requires_grad(_\(|\s*=\s*True)|\bVariable\("
+            yield Unsound("NO_GRADIENT", text, cure, cutting if share < 1 else again)
+        elif self._emptied > 4 and zero > 0.9:
+            text = f"The gradients of {zero:.0%} of the weights are exactly 0 at every step: nothing reaches them"
+            cure = (
+                "look for ReLUs that are never above 0 (too large a negative bias or rate), for a saturated sigmoid, "
+            )
+            cure += "round(), argmax() or clamp() before the loss, and for a loss that does not depend on the model"
+            yield Unsound("ZERO_GRADIENTS", text, cure, "")
+        elif self._moved[0] > 5 and self._moved[1] < MOVED:
+            text = f"The weights stand still: in all steps they have moved by {self._moved[1]:.1g} of their size"
+            cure = "a higher learning rate; and look for gradients that are clipped or scaled to nearly nothing"
+            yield Unsound("STANDS_STILL", text, cure, r"clip_grad|" + OPTIMIZER)
+        yield from self._find_settings()
         if self._evaluated >= LEAST and self._evaluated > 0.4 * (self._evaluated + self._trained):
             text = "The model is trained in eval mode: dropout is off, and batch norm learns no statistics"
             cure = "model.train() at the start of every epoch, after each validation"
@@ -137,6 +205,26 @@ class Soundness:
             text = f"The learning rate has fallen from {self._highest:.2g} to {self._rate:.2g}: nothing more is learned"
             cure = "step the scheduler once an epoch, or count its steps in batches"
             yield Unsound("RATE_GONE", text, cure, r"sched\w*\.step\(")
+
+
+def _is_nonzero(gradient: torch.Tensor) -> bool:
+    return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).count_nonzero())
+
+
+def _has_gradient(weight: torch.Tensor) -> bool:
+    return weight.grad is not None and _is_nonzero(weight.grad)
+
+
+def find_sorted(loader: DataLoader) -> bool:
+    """Say whether a loader goes through labels of a few classes in their order, and does not shuffle."""
+    data = loader.dataset
+    labels = data.tensors[-1] if isinstance(data, TensorDataset) else getattr(data, "targets", None)
+    if not isinstance(loader.sampler, SequentialSampler) or not isinstance(labels, (torch.Tensor, list)):
+        return False
+    labels = torch.as_tensor(labels)
+    if labels.dim() != 1 or labels.is_floating_point() or len(labels) < 4 * (loader.batch_size or 1):
+        return False
+    return 1 < len(labels.unique()) < len(labels) / 10 and bool((labels.diff() >= 0).all())
 
 
 def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

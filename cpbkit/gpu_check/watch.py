@@ -25,7 +25,7 @@ from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
-from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, weights_of
+from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, find_sorted, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 from cpbkit.hardware.environment import count_cores, in_notebook
@@ -97,7 +97,8 @@ class Watch:
         self._busy: list[float] = []
         self._event: torch.cuda.Event | None = None  # the end of a step that the device was not done with
         self._behind: list[bool] = []
-        self._loaders: list[DataLoader] = [loader] if isinstance(loader, DataLoader) else []
+        # Loaders, with the own lines at which their batches were asked for.
+        self._loaders: dict[DataLoader, tuple[int, int] | None] = {}
         self._starts: list[tuple[int, int] | None] = []  # own lines at which workers were started
         self._problems: list[str] = []
         self._ticked = self._marked = self._shown = -math.inf
@@ -233,7 +234,7 @@ class Watch:
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
             optimizer_line=self._find_text(OPTIMIZER),
-            unsound=tuple(self._find_unsound()),
+            unsound=tuple(self._find_unsound(found.loop)),
             float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
             small_batch=self._find_small_batch(found, counted),
             gates=counted.gates if counted and not counted.recurrences else 0,
@@ -344,12 +345,13 @@ class Watch:
 
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: tie a mark to the graph of a loss now and then."""
-        if self._mark_due and self._is_watched():
+        due = self._mark_due and self._is_watched()
+        if due:
             self._mark_due, self._marked = False, time.perf_counter()
             if len(self._marks) > MOST_MARKS:
                 self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
             self._backward = self.roles.read(sys._getframe(2)).own
-            if self._count is None and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            if self._count is None and not _is_recorded():
                 self._soundness.note_loss(tensors)
                 if self.steps > self._stepped and len(self._optimizers) == 1 and self._main is not None:
                     self._soundness.note_start(self._main)  # of several, one's gradients wait while another's are made
@@ -357,6 +359,8 @@ class Watch:
             if not self._reached and self.steps > 1:
                 self._reached = _find_weights(getattr(tensors, "grad_fn", None))
         out = original(tensors, *args, **kwargs)
+        if due and self._main is not None and not _is_recorded():
+            self._soundness.note_end(self._main)
         if threading.get_ident() == self._thread:
             self._backwards += 1
             self._stepped = self.steps
@@ -378,10 +382,9 @@ class Watch:
             node = next((n for n, _ in node.next_functions if n is not None and n.next_functions), None)
 
     def _note_loader(self, original, loader):
-        if loader not in self._loaders:
-            self._loaders.append(loader)
+        at = self._loaders[loader] = self.roles.own_line(sys._getframe(2))
         if loader.num_workers and not (loader.persistent_workers and loader._iterator):
-            self._starts.append(self.roles.own_line(sys._getframe(2)))
+            self._starts.append(at)
         return original(loader)
 
     def _ask_device(self) -> None:
@@ -508,9 +511,13 @@ class Watch:
         unused = sum(size for weight, size in self._reached.items() if weight not in moved)
         return unused / max(sum(self._reached.values()), 1)
 
-    def _find_unsound(self) -> Iterator[tuple[Unsound, Line | None]]:
+    def _find_unsound(self, loop: source.Span | None) -> Iterator[tuple[Unsound, Line | None]]:
         backward = self._line(self._backward[0]) if self._backward else None
         wrong = {reason: at for c in self._counted for reason, at in c.wrong.items()}
+        for loader, at in self._loaders.items():
+            file = self.roles.codes[at[0]].co_filename if at else ""
+            if at and loop and loop.holds(file, at[1]) and at[1] <= loop.head and find_sorted(loader):
+                wrong["SORTED"] = at
         for found in self._soundness.find(wrong):
             line = self._line(wrong[found.reason]) if found.reason in wrong else None
             if found.pattern and not (line and re.search(found.pattern, line.text)):
@@ -648,6 +655,11 @@ def _find_weights(node) -> dict[int, int]:
             found[id(weight)] = weight.numel()
         queue += [following for following, _ in node.next_functions]
     return {} if queue else found
+
+
+def _is_recorded() -> bool:
+    """Say whether a graph of the device's is being recorded: then no value may be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _rise(points: list[tuple[int, int]]) -> float:
