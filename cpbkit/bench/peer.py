@@ -32,12 +32,14 @@ def main() -> None:
 
     fit = {"neuralforecast": fit_neuralforecast, "darts": fit_darts}[spec["library"]]
     values = np.load(spec["values"])["values"].astype(np.float32)
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    trainer = {"max_steps": spec["steps"], "accelerator": "auto", "callbacks": [Clock()], **quiet}
     best = None
     for threads in spec["threads"]:
         torch.set_num_threads(threads)
         ends.clear()
         begun = time.perf_counter()
-        fit(spec, values, Clock())
+        fit(spec, values, trainer)
         whole = time.perf_counter() - begun
         step = statistics.median(after - before for before, after in pairwise(ends))
         if best is None or step < best["seconds_a_step"]:
@@ -46,8 +48,8 @@ def main() -> None:
     print(json.dumps(best))
 
 
-def fit_neuralforecast(spec: dict, values, clock) -> None:
-    """Fit one model to one series: the last column from all columns."""
+def fit_neuralforecast(spec: dict, values, trainer: dict) -> None:
+    """Fit one model to one series: the last column from all columns. trainer: settings of Lightning's."""
     import pandas as pd
     from neuralforecast import NeuralForecast, models
 
@@ -55,35 +57,25 @@ def fit_neuralforecast(spec: dict, values, clock) -> None:
     frame = pd.DataFrame(values, columns=[*names, "y"])
     frame["unique_id"] = "a"
     frame["ds"] = pd.date_range("2025-01-01", periods=len(frame), freq="15min")
-    shape = {
-        "gru": {"encoder_hidden_size": spec["width"], "encoder_n_layers": spec["layers"]},
-        "lstm": {"encoder_hidden_size": spec["width"], "encoder_n_layers": spec["layers"]},
-        "nlinear": {},
-        "dlinear": {},
-    }[spec["model"]]
     kind = {"gru": models.GRU, "lstm": models.LSTM, "nlinear": models.NLinear, "dlinear": models.DLinear}[spec["model"]]
-    past = {"hist_exog_list": names} if spec["model"] in ("gru", "lstm") and names else {}
+    shape = {}
+    if spec["model"] in ("gru", "lstm"):
+        shape = {"encoder_hidden_size": spec["width"], "encoder_n_layers": spec["layers"]}
+        shape |= {"hist_exog_list": names} if names else {}
     model = kind(
         h=spec["horizon"],
         input_size=spec["context"],
-        max_steps=spec["steps"],
         batch_size=1,
         windows_batch_size=spec["batch"],
         learning_rate=spec["learning_rate"],
         scaler_type="identity",
-        accelerator="auto",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        logger=False,
-        callbacks=[clock],
-        **past,
+        **trainer,
         **shape,
     )
     NeuralForecast(models=[model], freq="15min").fit(frame)
 
 
-def fit_darts(spec: dict, values, clock) -> None:
+def fit_darts(spec: dict, values, trainer: dict) -> None:
     """Fit one model to one series: the last column from all columns."""
     from darts import TimeSeries
     from darts.models import BlockRNNModel, DLinearModel, NLinearModel
@@ -96,15 +88,7 @@ def fit_darts(spec: dict, values, clock) -> None:
         "batch_size": spec["batch"],
         "n_epochs": 10**6,
         "optimizer_kwargs": {"lr": spec["learning_rate"]},
-        "pl_trainer_kwargs": {
-            "max_steps": spec["steps"],
-            "callbacks": [clock],
-            "accelerator": "auto",
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": False,
-            "logger": False,
-        },
+        "pl_trainer_kwargs": trainer,
     }
     if spec["model"] in ("gru", "lstm"):
         shape = {"model": spec["model"].upper(), "hidden_dim": spec["width"], "n_rnn_layers": spec["layers"]}

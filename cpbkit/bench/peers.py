@@ -47,16 +47,9 @@ def bench_peers(rows: Sequence[dict], cases: dict[str, Experiment], say: Callabl
                     missing[f"{library}, {row['case']}"] = f"not measured: {last_line(error)}"
                     continue
                 ours, theirs = row["sides"]["engine"]["steps_per_second"], 1 / timed["seconds_a_step"]
-                found.append(
-                    {"library": library, "version": version, "case": row["case"], "same_network": row["model"] in ALIKE}
-                    | {
-                        "ours": ours,
-                        "theirs": theirs,
-                        "ratio": ours / theirs,
-                        **timed,
-                        "unit": "steps of one model a second",
-                    }
-                )
+                told = {"library": library, "version": version, "case": row["case"]}
+                told |= {"same_network": row["model"] in ALIKE, "unit": "steps of one model a second"}
+                found.append(told | {"ours": ours, "theirs": theirs, "ratio": ours / theirs, **timed})
     return {"rows": found, "missing": missing, "steps": STEPS}
 
 
@@ -69,9 +62,8 @@ def install(library: str, folder: Path) -> tuple[Path, str]:
     site = Path(sysconfig.get_path("purelib", scheme, places))
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "here.pth").write_text("\n".join(sorted(own)) + "\n")
-    _run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", LIBRARIES[library]], INSTALL_SECONDS
-    )
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, LIBRARIES[library]], INSTALL_SECONDS)
     code = f"import importlib.metadata; print(importlib.metadata.version({library!r}))"
     return python, _run([python, "-c", code], 60).strip()
 
@@ -106,7 +98,7 @@ def last_line(error: Exception) -> str:
 
 
 def _run(command: Sequence, seconds: float, given: str | None = None, folder: Path | None = None) -> str:
-    done = subprocess.run(
+    return subprocess.run(
         [str(part) for part in command],
         input=given,
         cwd=folder,
@@ -114,5 +106,4 @@ def _run(command: Sequence, seconds: float, given: str | None = None, folder: Pa
         text=True,
         timeout=seconds,
         check=True,
-    )
-    return done.stdout
+    ).stdout
