@@ -634,7 +634,9 @@ def test_a_script_that_trains_nothing_says_so(tmp_path):
 def test_a_folder_of_loops_is_scored_by_word_and_line(tmp_path):
     (tmp_path / "sleeping.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\n" + SCRIPT.replace("0.02)", "0.02)  # here"))
     (tmp_path / "needing.py").write_text("# expect: SYNC_BOUND\n# needs: gpu\nraise SystemExit(3)\n")
-    rows = list(inject_all(tmp_path))
+    said = []
+    rows = inject_all(tmp_path, said.append)
+    assert said[1] == "sleeping: PYTHON_OR_IO_IN_STEP"
     by = {row["loop"]: row for row in rows}
     assert by["sleeping"]["found"] == "PYTHON_OR_IO_IN_STEP" and by["sleeping"]["named"], by["sleeping"]
     if not torch.cuda.is_available():
@@ -647,10 +649,10 @@ def test_a_folder_of_loops_is_scored_by_word_and_line(tmp_path):
 
 def test_a_loop_says_what_it_expects(tmp_path):
     with pytest.raises(CpbkitError, match="a folder of loops must hold scripts"):
-        list(inject_all(tmp_path))
+        inject_all(tmp_path)
     (tmp_path / "a.py").write_text("import torch\n")
     with pytest.raises(CpbkitError, match="must be `# expect: WORD`; got 'import torch'"):
-        list(inject_all(tmp_path))
+        inject_all(tmp_path)
 
 
 def test_the_loops_of_the_kit_say_what_they_expect_and_where():

@@ -20,14 +20,11 @@ SETTLED = 1.5  # s before it too: at first the watch looks more often, so that a
 
 def bench_doctor(*, quick: bool = False, say: Callable[[str], None] = lambda text: None) -> dict:
     """Time a loop with and without the watch in turns, and run the loops with a fault through the public door."""
-    cost, rows = [], []
+    cost = []
     for name in LOOPS:
         say(f"{name} with and without the watch")
         cost.append(measure_cost(name, QUICK_PAIRS if quick else PAIRS))
-    for row in inject_all(OWN_LOOPS):
-        rows.append(row)
-        say(f"{row['loop']}: {row['found'] or row['note']}")
-    return {"bench": "doctor", **provenance.describe(), "cost": cost, "rows": rows}
+    return {"bench": "doctor", **provenance.describe(), "cost": cost, "rows": inject_all(OWN_LOOPS, say)}
 
 
 class Forecaster(nn.Module):

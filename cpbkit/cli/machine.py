@@ -54,10 +54,7 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
         from cpbkit.gpu_check.inject import OWN_LOOPS, inject_all, render_faults
 
         with status_line() as say:
-            rows = []
-            for row in inject_all(script or OWN_LOOPS):
-                rows.append(row)
-                say(f"{row['loop']}: {row['found'] or row['note']}")
+            rows = inject_all(script or OWN_LOOPS, say)
         show(rows, as_json, lambda: render_faults(rows))
     elif script:
         from cpbkit.gpu_check.script import run_script

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -23,13 +23,16 @@ HEALTHY = "DEVICE_BOUND"
 LONGEST = 300  # s a loop
 
 
-def inject_all(folder: str | Path = OWN_LOOPS) -> Iterator[dict]:
-    """Run each loop of a folder through `cpbkit doctor SCRIPT`, and yield a row of each."""
+def inject_all(folder: str | Path = OWN_LOOPS, say: Callable[[str], None] = lambda text: None) -> list[dict]:
+    """Run each loop of a folder through `cpbkit doctor SCRIPT`; return a row of each. say: hears what was found."""
     loops = sorted(path for path in Path(folder).glob("*.py") if path.name != "__init__.py")
     if not loops:
         raise CpbkitError(f"a folder of loops must hold scripts, each with `# expect: WORD` first; got {str(folder)!r}")
+    rows = []
     for path in loops:
-        yield inject(path)
+        rows.append(row := inject(path))
+        say(f"{row['loop']}: {row['found'] or row['note']}")
+    return rows
 
 
 def inject(path: Path) -> dict:
