@@ -21,17 +21,21 @@ from cpbkit.training.stack import Stack
 Forced = list[bool]  # whether a step sees the truth of the step before it
 
 
+def layers(kind: type[nn.GRU] | type[nn.LSTM], inputs: int, settings: Model) -> nn.RNNBase:
+    """Make the recurrent layers of a network; torch warns of dropout where there is but one."""
+    dropout = settings.dropout if settings.layers > 1 else 0.0
+    return kind(inputs, settings.width, settings.layers, batch_first=True, dropout=dropout)
+
+
 class GRUSeq2Seq(nn.Module):
     """FastSeq2Seq of cpbv2's v4_train_fast_gru.py: the context pooled once, a head over [decoder output, pooled]."""
 
     def __init__(self, task: Task, settings: Model):
         super().__init__()
-        shape = {"batch_first": True, "dropout": settings.dropout if settings.layers > 1 else 0.0}
-        width = settings.width
-        self.horizon = task.horizon
-        self.encoder = nn.GRU(len(task.features), width, settings.layers, **shape)
+        self.horizon, width = task.horizon, settings.width
+        self.encoder = layers(nn.GRU, len(task.features), settings)
         self.score = nn.Linear(width, 1, bias=False)
-        self.decoder = nn.GRU(len(task.targets), width, settings.layers, **shape)
+        self.decoder = layers(nn.GRU, len(task.targets), settings)
         self.combine = nn.Linear(2 * width, width)
         self.head = nn.Linear(width, len(task.targets))
 
@@ -51,9 +55,8 @@ class GRUDense(nn.Module):
 
     def __init__(self, task: Task, settings: Model):
         super().__init__()
-        dropout = settings.dropout if settings.layers > 1 else 0.0
         self.shape = task.horizon, len(task.targets)
-        self.encoder = nn.GRU(len(task.features), settings.width, settings.layers, batch_first=True, dropout=dropout)
+        self.encoder = layers(nn.GRU, len(task.features), settings)
         self.head = nn.Linear(settings.width, task.horizon * len(task.targets))
 
     def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
@@ -65,11 +68,9 @@ class LSTMSeq2Seq(nn.Module):
 
     def __init__(self, task: Task, settings: Model):
         super().__init__()
-        shape = {"batch_first": True, "dropout": settings.dropout if settings.layers > 1 else 0.0}
-        width = settings.width
-        self.horizon = task.horizon
-        self.encoder = nn.LSTM(len(task.features), width, settings.layers, **shape)
-        self.decoder = nn.LSTM(len(task.targets), width, settings.layers, **shape)
+        self.horizon, width = task.horizon, settings.width
+        self.encoder = layers(nn.LSTM, len(task.features), settings)
+        self.decoder = layers(nn.LSTM, len(task.targets), settings)
         self.attention = nn.MultiheadAttention(width, settings.heads, batch_first=True)
         self.dropout = nn.Dropout(settings.dropout)
         self.combine = nn.Linear(2 * width, width)
@@ -143,11 +144,11 @@ class LSTMDense(nn.Module):
 
     def __init__(self, task: Task, settings: Model):
         super().__init__()
-        width, dropout = settings.width, settings.dropout
+        width = settings.width
         self.shape = task.horizon, len(task.targets)
-        self.encoder = nn.LSTM(len(task.features), width, settings.layers, batch_first=True, dropout=dropout)
+        self.encoder = layers(nn.LSTM, len(task.features), settings)
         self.dense = nn.ModuleList([nn.Linear(width, width // 2), nn.Linear(width // 2, width // 4)])
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(width // 4, task.horizon * len(task.targets))
 
     def forward(self, x: Tensor, last: Tensor, truth: Tensor, forced: Forced) -> Tensor:
@@ -170,9 +171,9 @@ class Transformer(nn.Module):
         self.horizon = task.horizon
         self.features = nn.Linear(len(task.features), width)
         self.targets = nn.Linear(len(task.targets), width)
-        layers = range(settings.layers)
-        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(*shape, batch_first=True) for _ in layers)
-        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(*shape, batch_first=True) for _ in layers)
+        blocks = range(settings.layers)
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(*shape, batch_first=True) for _ in blocks)
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(*shape, batch_first=True) for _ in blocks)
         self.head = nn.Linear(width, len(task.targets))
         self.register_buffer("places", waves(max(task.context, task.horizon), width), persistent=False)
         mask = nn.Transformer.generate_square_subsequent_mask(task.horizon)
