@@ -30,16 +30,8 @@ TASK = Task(context=30, horizon=4, targets=OHLC, target_weights=(1.0, 0.5, 0.25,
 ABOUT = {"date", "machine", "versions", "commit", "bench"}
 
 
-EMPTY_SWEEP = {
-    "bench": "sweep",
-    **provenance.describe(),
-    "models": 8,
-    "cases": [],
-    "matmul": {},
-    "growth": None,
-    "search": None,
-}
-EMPTY_SWEEP |= {"left_out": {}}
+EMPTY_SWEEP = {"bench": "sweep", **provenance.describe(), "models": 8, "cases": [], "matmul": {}, "left_out": {}}
+EMPTY_SWEEP |= dict.fromkeys(("growth", "search"))
 
 
 def experiment(model="gru", **settings):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cpbkit import atomic
-from cpbkit.errors import check_name
 from cpbkit.gpu_check.inject import render_faults
 
 NO_GPU = "Not measured on a GPU: there is none here, and no figure below says anything about one."
@@ -26,8 +25,7 @@ def save(document: dict, path: str | os.PathLike) -> None:
 
 def render(document: dict) -> str:
     """Show a document of any of the benchmarks as text for a terminal."""
-    show = SHOWN[check_name("benchmark", document["bench"], SHOWN)]
-    return "\n".join([*about(document), "", *show(document)])
+    return "\n".join([*about(document), "", *SHOWN[document["bench"]](document)])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -113,8 +111,8 @@ def _sweep(document: dict) -> list[str]:
     lines += [
         "",
         "CPU ms: of all processes, a step of one model; the work of others on this machine hardly touches it.",
+        f"Roofline: the products of a step at the best rate measured here, {ceilings}.",
     ]
-    lines += [f"Roofline: the products of a step at the best rate measured here, {ceilings}."]
     lines += [f"{case['case']}: {case['sides']['engine']['plan']}" for case in document["cases"]]
     if growth := document["growth"]:
         lines += [
@@ -152,16 +150,7 @@ def _peers(peers: dict) -> list[str]:
         ]
         for row in peers["rows"]
     ]
-    head = [
-        "library",
-        "version",
-        "model",
-        "network",
-        "its steps/s",
-        "engine's",
-        "engine / library",
-        "a fit besides steps",
-    ]
+    head = "library|version|model|network|its steps/s|engine's|engine / library|a fit besides steps".split("|")
     lines = ["Peers, one model a series, steps of one model a second:", *(table(head, rows) if rows else ["none"])]
     return lines + [f"{library}: {why}" for library, why in peers["missing"].items()]
 
@@ -215,8 +204,4 @@ def _doctor(document: dict) -> list[str]:
     ]
 
 
-SHOWN: dict[str, Callable[[dict], list[str]]] = {
-    "sweep": _sweep,
-    "presets": _presets,
-    "doctor": _doctor,
-}
+SHOWN: dict[str, Callable[[dict], list[str]]] = {"sweep": _sweep, "presets": _presets, "doctor": _doctor}
