@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from cpbkit.cli.machine import doctor
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, find_role
+from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack, find_role
 from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, inject, inject_all, render_faults
 from cpbkit.gpu_check.script import run_script
-from cpbkit.gpu_check.shares import Line, attribute
+from cpbkit.gpu_check.shares import Line, attribute, cure_of_data, find_kind
 from cpbkit.gpu_check.soundness import Unsound
 from cpbkit.gpu_check.watch import watch
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
@@ -171,6 +171,44 @@ def test_the_source_around_a_line(tmp_path):
     assert source.is_without_gradients(name, 9) and not source.is_without_gradients(name, 4)
     assert source.find_keeping(name, 5, "loss") == 6
     assert source.counts_only(source.find_loops(name, 9)[-1]) and not source.counts_only(source.find_loops(name, 5)[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("data = np.load(self.files[i])", "__init__"),
+        ("spec = data['spec'][i]", "__init__"),
+        ("states, rewards = map(np.array, zip(*self.mem))", "numbers of the rows"),
+        ("words = re.split(r' ', line)", "tokenise once"),
+        ("x, y = next(iter(loader))", "iterator once"),
+        ("window = frame.iloc[i : i + 60]", "windows once"),
+        ("x, y = x[rows], y[rows]", "windows once"),
+        ("image = make(i).resize((32, 32))", "keep the result"),
+    ],
+)
+def test_the_cure_of_slow_data_is_that_of_its_line(tmp_path, text, word):
+    file = tmp_path / "train.py"
+    opens = "data = np.load(file)" if "data[" in text else "pass"
+    file.write_text(f"def __getitem__(self, i):\n    {opens}\n    {text}\n")
+    assert word in cure_of_data(Line(str(file), 3, text, "data", 1.0, find_kind(text, "")))
+
+
+def test_a_table_that_grows_is_told_from_one_that_is_made():
+    grown = "log = pd.concat([log, row])", "a = np.append(a, loss.item())", "kept = torch.cat((kept, x))"
+    assert {find_kind(text, library) for text, library in zip(grown, ("pandas", "numpy", "torch"), strict=True)} == {
+        "growing a table"
+    }
+    assert find_kind("x = torch.cat([a, b])", "torch") == "" and find_kind("x = np.stack(rows)", "numpy") == "NumPy"
+
+
+def test_what_unpacks_a_map_is_named_though_it_is_seen_at_the_next_call(tmp_path):
+    file = tmp_path / "train.py"
+    lines = ["def sample(n):", "    a, b = map(np.array, zip(*mem))", "    i = np.random.choice(n)", "    return a[i]"]
+    file.write_text("\n".join(lines))
+    code = compile(file.read_text(), str(file), "exec").co_consts[0]
+    for at, found in ((3, {2: 1.25}), (4, {2: 0.25, 4: 1.0})):
+        seen = {CallStack("data", "", 0, False, ((0, line),)): time for line, time in ((2, 0.25), (at, 1.0))}
+        assert {line.line: line.seconds for line in attribute(seen, [code], ()).lines} == found
 
 
 # Real loops.

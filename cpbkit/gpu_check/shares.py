@@ -12,6 +12,7 @@ from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack
 from cpbkit.gpu_check.source import Span
 
 ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
+UNPACKED = 0.2  # of the line after: then an unpacking is slow enough to have been seen itself
 GRAPHS = 0.1  # of a validation's forward passes: none is seen in a model's first layer
 # What a line does besides training: noun, libraries it calls, its text, and the cure.
 KINDS: tuple[tuple[str, set[str], str, str], ...] = (
@@ -30,6 +31,8 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
      r"sleep\(|requests\.|\.(join|acquire|wait|recv|result)\(\)|urlopen|subprocess|\binput\(|os\.system",
      "take it out"),
     ("collecting garbage", {"gc"}, r"gc\.collect|empty_cache", "take it out: it is never needed in a step"),
+    ("growing a table", set(), r"\b([\w.]+) *= *(torch|np|pd)\.(cat|concat\w*|append|[vh]?stack)\([\[(]? *\1\b",
+     "append to a list, and make one table or tensor of it after the loop: each time all of it is copied"),
     ("pandas", {"pandas"}, r"\bpd\.|\bdf\b|\.rolling\(|\.iloc|\.loc\[|\.apply\(",
      "compute such columns once, before training, and index a tensor in the loop"),
     ("a metric", {"sklearn", "scipy", "torchmetrics"}, r"roc_auc|_score\(|metrics?\b",
@@ -37,6 +40,21 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("making lists of tensors, or back", set(), r"torch\.(tensor|FloatTensor|LongTensor|Tensor)\(|\.tolist\(",
      "keep arrays: np.stack and torch.from_numpy, or a tensor that is written by index"),
     ("NumPy", {"numpy"}, r"\bnp\.|\.numpy\(", "do it with torch on the batch, or once before training"),
+)  # fmt: skip
+
+
+READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
+CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
+    (set(), r"next\( *iter\(", "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"),
+    ({"waiting"}, r"\bq(ueue)?\.get|\.get\(",
+     "what gives the batches is slower than the loop: several of it, or batches that are made before"),
+    ({"re"}, r"\bre\.|\.lower\(|\.split\((\)|[\"'])|tokeni[sz]e|json\.loads|strptime|literal_eval",
+     "parse and tokenise once, before training, and keep the numbers"),
+    (set(), r"zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b",
+     "draw the numbers of the rows first, and take those rows alone; keep what was seen in arrays that are written and "
+     "read by index, not in a list that is converted each time"),
+    ({"pandas", "NumPy"}, r"\[",
+     "build windows once as one tensor, and index it with a whole batch of numbers at a time"),
 )  # fmt: skip
 
 
@@ -166,6 +184,11 @@ def attribute(
             key = (names[number].file, line, account, call if call != (names[number].file, line) else ("", 0), function)
             lines[key] += seconds
             libraries[key][s.library] += seconds
+    for key in list(lines):  # what a line does after its last call is seen at the next one's
+        earlier = source.find_unpacking(*key[:2]) if key[2] in ("data", "rest") else 0
+        moved = (key[0], earlier, *key[2:])
+        if moved in lines and UNPACKED * lines[key] < lines[moved]:
+            lines[moved] += lines.pop(key)
     found = []
     for key, seconds in lines.items():
         file, line, account, (caller_file, caller), function = key
@@ -237,8 +260,8 @@ def _region(s: CallStack, names, of_step: set[int], loop: Span | None, at: Mappi
 
 def find_kind(text: str, library: str) -> str:
     """Name what a line does besides training; "" for what may be torch's own work."""
-    for noun, libraries, _, _ in KINDS:
-        if library in libraries:
+    for noun, libraries, pattern, _ in KINDS:
+        if library in libraries or (not libraries and library in ("pandas", "numpy") and re.search(pattern, text)):
             return noun
     if library == "compiler":
         return "compiling"
@@ -258,12 +281,14 @@ def cure_of(kind: str) -> str:
     return "take it out of the step, do it every hundredth step, or write it with torch on the whole batch"
 
 
-def cure_of_data(text: str, kind: str) -> str:
+def cure_of_data(line: Line | None) -> str:
     """Return the cure for a line that a loop waits for its batches at."""
-    if "next(iter(" in text.replace(" ", ""):
-        return "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"
-    if kind == "waiting" or re.search(r"\bq(ueue)?\.get|\.get\(", text):
-        return "what gives the batches is slower than the loop: several of it, or batches that are made before"
-    if kind in ("pandas", "NumPy") or "[" in text:
-        return "build windows once as one tensor, and index it with a whole batch of numbers at a time"
+    text, kind, body = "", "", ""
+    if line is not None:
+        text, kind, body = line.text, line.kind, source.read_function(line.file, line.line)
+    if READING.search(text) or (READING.search(body) and "[" in text):  # an .npz is unpacked where it is indexed
+        return "open and read each file once, in __init__, and keep its arrays: here it is read anew for each sample"
+    for kinds, pattern, cure in CURES_OF_DATA:
+        if kind in kinds or re.search(pattern, text) or ("re" in kinds and re.search(pattern, body)):
+            return cure
     return "do it once before training and keep the result; what must differ each time goes into num_workers=2 or more"

@@ -69,6 +69,27 @@ def to_span(file: str, node: Any) -> Span:
     return Span(file, node.lineno, node.end_lineno, head)
 
 
+def read_function(file: str, line: int) -> str:
+    """Return the text of the function around a line; "" outside functions."""
+    path = find_path(file, line)
+    if not path or not isinstance(path[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return ""
+    span = to_span(file, path[0])
+    return "\n".join(read_line(file, at) for at in range(span.start, span.end + 1))
+
+
+@functools.lru_cache(maxsize=4096)
+def find_unpacking(file: str, line: int) -> int:
+    """Return the line of the statement just before, where it unpacks `a, b = map(...)` or zip(...); else 0."""
+    path = find_path(file, line)
+    start = path[-1].lineno if path else line
+    for node in _parse(file, len(linecache.getlines(file))):
+        if start - 2 < to_span(file, node).end < start and isinstance(node, ast.Assign):
+            called = getattr(getattr(node.value, "func", None), "id", "")
+            return node.lineno if isinstance(node.targets[0], ast.Tuple) and called in ("map", "zip") else 0
+    return 0
+
+
 def find_loops(file: str, line: int) -> list[Span]:
     """Return each `for` and `while` around a line, in its function, the innermost last."""
     return [to_span(file, node) for node in find_path(file, line) if isinstance(node, LOOPS)]

@@ -179,7 +179,7 @@ def _find(seen: Seen, limits: Limits):
         reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
         cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
         if not seen.workers:
-            cure = cure_of_data(line.text if line else "", line.kind if line else "")
+            cure = cure_of_data(line)
         text = f"The loop waits for its batches {share['data']:.0%} of the time"
         if seen.starts > 2 and seen.steps < limits.steps_a_start * seen.starts:
             line, reason = seen.starts_line or line, "WORKERS_STARTED_AGAIN"
