@@ -452,7 +452,7 @@ def test_a_verdict_row_holds_its_models_numbers(judged, monkeypatch):
         j = line.test["price"]
         skill, low, high = (f"{100 * j[name]:+.2f}" for name in ("skill", "skill_low", "skill_high"))
         row = rows[line.series]
-        assert f"{skill}  [{low}, {high}]" in row and row.split()[row.split().index(f"{high}]") + 1] == "persistence"
+        assert re.search(rf" {re.escape(skill)} +{re.escape(low)} to {re.escape(high)} .* persistence ", row)
         assert f" {100 * j['persistence_skill']:+.2f} " in row and f"{j['rmse']:.4g} bp" in row
         assert row.split()[-6:-4] == ["+0.020", "0.3"] and f" {100 * j['direction']:.1f} " in row
     for explained in ("p: of the difference", "persistence %: skill against", "IC: rank", "fee bp: at which"):
@@ -467,7 +467,7 @@ def test_a_verdict_row_holds_its_models_numbers(judged, monkeypatch):
 def test_verdict_rows_fit_the_terminal_and_what_they_hold_is_explained(judged, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     head, *rows = run("verdict", judged[1]).output.splitlines()[:39]
-    assert max(map(len, (head, *rows))) <= columns and "skill %, 95 % interval" in head
+    assert max(map(len, (head, *rows))) <= columns and re.search("skill % +95 % interval", head)
     shown = run("verdict", judged[1]).output
     assert (" p " in head or head.endswith(" p")) == ("p: of the difference" in shown)
 

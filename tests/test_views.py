@@ -631,14 +631,6 @@ def test_made_up_bars_are_stamped_and_real_ones_are_not():
         assert "SYNTHETIC" not in "".join(text.get_text() for text in figure.texts)
 
 
-def test_an_svg_loads_nothing_and_takes_its_colours_from_the_page():
-    for figure in every_figure(synthetic=True):
-        svg = figure.svg("name")
-        assert svg.startswith("<svg ") and svg.endswith("</svg>") and "http" not in svg and "<image" not in svg
-        assert not [colour for colour in style.NAMES if colour in svg]
-        assert "SYNTHETIC" in svg
-
-
 def test_the_look_does_not_depend_on_the_notebooks_style(tmp_path):
     line = made_up_results()[0]
     plain = loss_figure(line).png()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import shlex
 import shutil
@@ -30,7 +29,7 @@ from cpbkit.cli.command import (
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
-from cpbkit.quantities import Standing, duration, figure
+from cpbkit.quantities import Standing, duration
 from cpbkit.texts import printable
 
 REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdicts take, and more for each series
@@ -252,21 +251,11 @@ def _verdict_text(table) -> str:
     """Return a row per model, with as many columns as the terminal is wide, the first ones always."""
     if table.empty:
         return ""
-    always = 3 + (table["head"].nunique() > 1)
-    shown = table[["series", "head", "verdict"]].copy()
-    if table["head"].nunique() == 1:
-        del shown["head"]
-    shown["skill %, 95 % interval"] = [
-        f"{skill:+.2f}" if math.isnan(low) else f"{skill:+.2f}  [{low:+.2f}, {high:+.2f}]"
-        for skill, low, high in zip(table["skill %"], table["low %"], table["high %"], strict=True)
-    ]
-    shown["against"] = table["best baseline"]
-    shown["p"] = table["p"].map("{:.3f}".format, na_action="ignore").astype(object).fillna("")  # all may be NaN
-    shown["persistence %"] = table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore")
-    for name, form in (("direction %", "{:.1f}"), ("IC", "{:+.3f}"), ("fee bp", "{:.1f}")):
-        shown[name] = table[name].map(form.format, na_action="ignore").astype(object).fillna("")
-    for name in ("rmse", "baseline rmse"):
-        shown[name] = [f"{figure(value, 4)} {unit}" for value, unit in zip(table[name], table["unit"], strict=True)]
+    from cpbkit.evaluation.verdicts import say_table
+
+    several = table["head"].nunique() > 1
+    shown = say_table(table) if several else say_table(table).drop(columns="head")
+    always = 4 + several  # series, verdict, skill and its interval
     width = shutil.get_terminal_size().columns
     while len((text := shown.to_string(index=False)).partition("\n")[0]) > width and len(shown.columns) > always:
         shown = shown.iloc[:, :-1]

@@ -6,7 +6,7 @@ N windows (oldest first), H horizon, K targets of one head.
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from cpbkit import foreign
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import baselines, metrics
 from cpbkit.evaluation.results import ResultLine
+from cpbkit.quantities import figure
 
 if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
     from cpbkit.windows.series import Series
@@ -497,6 +498,32 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                 }
             )
     return pd.DataFrame(rows)
+
+
+def say_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `verdict_table` as people read it: texts, empty where nothing is said, and what decides comes first."""
+
+    def said(name: str, form: Callable[[float], str]) -> list[str]:
+        return ["" if pd.isna(value) else form(value) for value in table[name]]
+
+    ends = zip(said("low %", "{:+.2f}".format), said("high %", "{:+.2f}".format), strict=True)
+    errors = zip(table["rmse"], table["unit"], strict=True)
+    return pd.DataFrame(
+        {
+            **{name: table[name] for name in ("series", "head", "verdict")},
+            "skill %": said("skill %", "{:+.2f}".format),
+            "95 % interval": [f"{low} to {high}" if low else "" for low, high in ends],
+            "p": said("p", lambda p: f"{p:.3f}" if p >= 0.0005 else "< 0.001"),
+            "against": table["best baseline"],
+            "persistence %": said("skill against persistence %", "{:+.2f}".format),
+            "direction %": said("direction %", "{:.1f}".format),
+            "IC": said("IC", "{:+.3f}".format),
+            "fee bp": said("fee bp", "{:.1f}".format),
+            "RMSE": [f"{figure(error, 4)} {unit}" for error, unit in errors],
+            "naive RMSE": said("baseline rmse", lambda error: figure(error, 4)),
+            "windows": table["windows"].map(str),
+        }
+    )
 
 
 def _percent(share: float | None) -> float | None:

@@ -13,10 +13,9 @@ from huggingface_hub.utils import yaml_dump
 from cpbkit import __version__, atomic, foreign
 from cpbkit.config.experiment import from_dict, to_json, vary
 from cpbkit.evaluation.results import ResultLine
-from cpbkit.evaluation.verdicts import headline, judgements, verdict_table, verdicts
+from cpbkit.evaluation.verdicts import headline, judgements, say_table, verdict_table, verdicts
 from cpbkit.hub.client import HubError, ask, connect
 from cpbkit.models import zero_shot
-from cpbkit.quantities import figure
 from cpbkit.runs.folder import AUDIT, RunFolder
 from cpbkit.runs.settle import Bars
 from cpbkit.runs.sweep import fingerprint
@@ -163,26 +162,9 @@ def _card(repo: str, experiment, results: list[ResultLine], audit: dict) -> Mode
         model_name=repo.rpartition("/")[2],
         eval_results=[_eval_result(experiment, row) for row in table.to_dict("records")],
     )
-    rows = [
-        "| " + " | ".join(cells) + " |"
-        for cells in (
-            ("series", "head", "verdict", "skill %", "95 % interval", "against", "RMSE", "windows"),
-            ("---",) * 8,
-            *(
-                (
-                    row["series"],
-                    row["head"],
-                    row["verdict"],
-                    f"{row['skill %']:+.2f}",
-                    f"{row['low %']:+.2f} to {row['high %']:+.2f}",
-                    row["best baseline"],
-                    f"{figure(row['rmse'], 4)} {row['unit']}",
-                    str(row["windows"]),
-                )
-                for row in table.to_dict("records")
-            ),
-        )
-    ]
+    columns = ["series", "head", "verdict", "skill %", "95 % interval", "against", "RMSE", "windows"]
+    cells = [columns, ["---"] * len(columns), *say_table(table)[columns].to_numpy().tolist()]
+    rows = [f"| {' | '.join(row)} |" for row in cells]
     dates, task = results[0].dates, experiment.task
     text = f"""# {repo.rpartition("/")[2]}
 

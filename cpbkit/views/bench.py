@@ -25,7 +25,7 @@ def bench_figure(document: Mapping) -> Picture:
         f"{document['models']} models train {least:.1f} to {most:.1f} times as fast as in the loop in circulation",
         f"{where}; torch {document['versions']['torch']}, {document['date']}, commit {document['commit'] or 'unknown'}",
     )
-    axes = figure.add_axes(figure.box(24 + LEFT, 122, WIDTH - LEFT - GROWTH - 270, height))
+    axes = figure.panel(24 + LEFT, 122, WIDTH - LEFT - GROWTH - 270, height)
     for y, case in enumerate(reversed(cases)):
         paces = {side: case["sides"][side]["steps_per_second"] for side in SIDES}
         axes.plot([min(paces.values()), max(paces.values())], [y, y], color=RULE, lw=3, zorder=1)
@@ -39,11 +39,11 @@ def bench_figure(document: Mapping) -> Picture:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: amount(x) if x >= 1 else f"{x:g}"))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, labelcolor=MUTED, borderaxespad=0.2)
-    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x")
 
     rows = growth["rows"]
-    axes = figure.add_axes(figure.box(WIDTH - GROWTH - 24, 122, GROWTH - 70, height))
+    axes = figure.panel(WIDTH - GROWTH - 24, 122, GROWTH - 70, height)
     counts = [row["models"] for row in rows]
     for side in ("loop", "engine"):
         axes.plot(counts, [row[side] for row in rows], "o-", color=SIDES[side], lw=1.8, ms=4)
@@ -52,6 +52,6 @@ def bench_figure(document: Mapping) -> Picture:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y")
-    axes.spines[["left", "bottom"]].set_color(RULE)
+    axes.spines["left"].set_visible(True)
     name_ends(axes, [(rows[-1][side], side, SIDES[side] if side == "engine" else MUTED) for side in ("loop", "engine")])
     return figure

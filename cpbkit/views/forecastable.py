@@ -19,7 +19,7 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
     horizons = sorted(table["bars"].unique())
     columns = [(target, bars) for target in TARGETS for bars in horizons]
     figure = Picture(WIDTH, 128 + ROW * len(series) + 24)
-    axes = figure.add_axes(figure.box(102, 128, WIDTH - 126, ROW * len(series)))
+    axes = figure.panel(102, 128, WIDTH - 126, ROW * len(series))
     for row in table.itertuples():
         x, y = columns.index((row.target, row.bars)), series.index(row.series)
         skill = table.at[row.Index, "skill %"]
@@ -37,7 +37,7 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
     axes.set_yticks(range(len(series)), [name if name == ALL else label(name) for name in series])
     axes.set_xticks(range(len(columns)), [counted(int(bars), "bar") for _, bars in columns])
     axes.xaxis.tick_top()
-    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["bottom"].set_visible(False)
     for i, target in enumerate(TARGETS):
         middle = (i + 0.5) * len(horizons) - 0.5
         axes.annotate(

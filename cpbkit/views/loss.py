@@ -36,7 +36,7 @@ def loss_figure(result: ResultLine) -> Picture:
     curve, train, width = relative(result, "validation"), relative(result, "train"), 0.75 * WIDTH
     best, last = lowest(curve), max(len(curve), len(train))
     figure = Picture(width, 400)
-    axes = figure.add_axes(figure.box(60, 84, width - 170, 262))
+    axes = figure.panel(60, 84, width - 170, 262)
     axes.axhline(1, color=ORANGE, ls=DASHES, lw=1.4)
     for values, colour, thick in ((train, PALE_BLUE, 1.6), (curve, BLUE, 2.0)):
         axes.plot(np.arange(1, len(values) + 1), values, color=colour, lw=thick)
@@ -52,7 +52,6 @@ def loss_figure(result: ResultLine) -> Picture:
     axes.set_xlim(1, max(2, last))
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.grid(axis="y")
-    axes.spines["left"].set_visible(False)
     axes.set_xlabel("epoch")
     drawn = "loss of each epoch relative to the loss of persistence on the same split"
     figure.head(_sentence(result, curve, best), drawn, is_synthetic([result]))

@@ -58,8 +58,8 @@ def candle_figure(klines: Klines, start: str | None = None, end: str | None = No
     gaps = [gap for gap in passport.gaps if _utc(gap.start) < high and _utc(gap.end) >= low]
 
     figure = Picture(WIDTH, 520)
-    price = figure.add_axes(figure.box(36, 84, ACROSS, 290))
-    volume = figure.add_axes(figure.box(36, 388, ACROSS, 84), sharex=price)
+    price = figure.panel(36, 84, ACROSS, 290)
+    volume = figure.panel(36, 388, ACROSS, 84, sharex=price)
     _candles(price, volume, frame, bars * step)
     price.set_xlim(min(price.get_xlim()[0], dates.date2num(low)), max(price.get_xlim()[1], dates.date2num(high)))
     _gaps(price, volume, gaps, step)
@@ -67,7 +67,6 @@ def candle_figure(klines: Klines, start: str | None = None, end: str | None = No
         axes.yaxis.tick_right()
         axes.yaxis.set_major_locator(MaxNLocator(ticks, prune="lower"))  # which would stand beside the last day
         axes.grid(axis="y")
-        axes.spines["left"].set_visible(False)
     price.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
     volume.yaxis.set_major_formatter(FuncFormatter(lambda y, _: amount(y)))
     price.tick_params(labelbottom=False)
@@ -131,7 +130,7 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
     passports = list(passports)
     height = ROW * max(1, len(passports))
     figure = Picture(WIDTH, 92 + height + 56)
-    axes = figure.add_axes(figure.box(LEFT, 92, WIDTH - LEFT - RIGHT, height))
+    axes = figure.panel(LEFT, 92, WIDTH - LEFT - RIGHT, height)
     wholes = {p.series: _span(Gap(p.first, p.last, p.got), _step(p), 0) for p in passports if p.got}
     low = min((begin for begin, _ in wholes.values()), default=0.0)
     high = max((end for _, end in wholes.values()), default=1.0)
@@ -147,7 +146,7 @@ def passport_figure(passports: Iterable[Passport]) -> Picture:
         beside(axes, y, text, ORANGE if passport.unexplained else MUTED)
     axes.set(xlim=(low, high), ylim=(max(1, len(passports)) - 0.4, -0.6))
     axes.set_yticks(range(len(passports)), [label(p.series) for p in passports])
-    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x")
     calendar(axes)
     whole = sum(p.complete for p in passports)

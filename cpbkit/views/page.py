@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from cpbkit.views.style import DARK, NAMES
+from cpbkit.views.style import DARK, LIGHT
 
-LIGHT = {name: colour for colour, name in NAMES.items()}
 # Who says what theme it has: JupyterLab, VS Code, Colab. Elsewhere the browser's setting decides.
 THEMES = {
     True: ("[data-jp-theme-light=true]", "body.vscode-light", "html[theme=light]"),

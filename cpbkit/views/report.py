@@ -26,7 +26,7 @@ from cpbkit.views.chart import chart
 from cpbkit.views.loss import is_synthetic, lowest, relative
 from cpbkit.views.page import STYLE
 from cpbkit.views.panels import sweep_html
-from cpbkit.views.style import DARK, NAMES, label, stamped
+from cpbkit.views.style import DARK, LIGHT, label, stamped
 from cpbkit.views.verdict import skill_frame
 
 PARTS_AT_MOST = 200  # series that have a part of their own; 10,000 would make a page that no browser opens
@@ -76,7 +76,7 @@ def write_report(
     chosen, left_out = _chosen(experiment, results, judged, series)
     few = [line for line in results if line.series in chosen]
     page = environment.get_template("report.html").render(
-        light={name: colour for colour, name in NAMES.items()},
+        light=LIGHT,
         dark=DARK,
         synthetic=is_synthetic(results),
         script=Markup(script),

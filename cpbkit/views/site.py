@@ -28,7 +28,7 @@ from cpbkit.runs.trained import Forecast, TrainedModel
 from cpbkit.texts import printable
 from cpbkit.views.loss import is_synthetic
 from cpbkit.views.report import skill_mark, templates
-from cpbkit.views.style import DARK, NAMES, label
+from cpbkit.views.style import DARK, LIGHT, label
 from cpbkit.views.verdict import skill_frame
 from cpbkit.windows.series import TARGETS
 
@@ -151,7 +151,7 @@ class Site:
             templates()
             .get_template("site.html")
             .render(
-                light={name: colour for colour, name in NAMES.items()},
+                light=LIGHT,
                 dark=DARK,
                 title=f"{experiment.preset} · {len(self.models)} series",
                 synthetic=is_synthetic(self.results),

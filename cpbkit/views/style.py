@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,21 +14,21 @@ from matplotlib.transforms import Affine2D
 INK, MUTED, FAINT, RULE, PAPER = "#1f2933", "#66717d", "#a5adb6", "#e6e9ed", "#ffffff"
 BLUE, PALE_BLUE, BLUE_FILL = "#1f6fb2", "#9bb8d3", "#c6daeb"
 GREEN, GREEN_FILL, ORANGE, ORANGE_FILL, RED = "#2a8f5b", "#d4e8de", "#c2571a", "#f3dfd3", "#b3261e"
-# The report's names for them, and what they become on a dark page.
-NAMES = {
-    INK: "ink",
-    MUTED: "muted",
-    FAINT: "faint",
-    RULE: "rule",
-    PAPER: "paper",
-    BLUE: "blue",
-    PALE_BLUE: "pale-blue",
-    BLUE_FILL: "blue-fill",
-    GREEN: "green",
-    GREEN_FILL: "green-fill",
-    ORANGE: "orange",
-    ORANGE_FILL: "orange-fill",
-    RED: "red",
+# What pages call them, and what they become on a dark one.
+LIGHT = {
+    "ink": INK,
+    "muted": MUTED,
+    "faint": FAINT,
+    "rule": RULE,
+    "paper": PAPER,
+    "blue": BLUE,
+    "pale-blue": PALE_BLUE,
+    "blue-fill": BLUE_FILL,
+    "green": GREEN,
+    "green-fill": GREEN_FILL,
+    "orange": ORANGE,
+    "orange-fill": ORANGE_FILL,
+    "red": RED,
 }
 DARK = {
     "ink": "#e8ebef",
@@ -57,6 +56,7 @@ LOOK: Any = {
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
     "axes.titleweight": "normal",
+    "axes.spines.left": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -86,9 +86,8 @@ LOOK: Any = {
 def look() -> Iterator[None]:
     """Build and draw in the kit's look, whatever style the notebook has set; also a decorator."""
     with matplotlib.rc_context():
-        salt = matplotlib.rcParams["svg.hashsalt"]
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**LOOK, "svg.hashsalt": salt})
+        matplotlib.rcParams.update(LOOK)
         yield
 
 
@@ -109,10 +108,11 @@ class Picture(Figure):
         with look():
             super().draw(renderer)
 
-    def box(self, left: float, top: float, width: float, height: float) -> tuple[float, float, float, float]:
-        """Turn pixels counted from the upper left corner into the fractions that `add_axes` wants."""
+    def panel(self, left: float, top: float, width: float, height: float, sharex: Axes | None = None) -> Axes:
+        """Add axes at pixels counted from the upper left corner."""
         full_width, full_height = self.get_size_inches() * DPI
-        return left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height
+        place = left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height
+        return self.add_axes(place, sharex=sharex)
 
     def write(self, left: float, top: float, text: str, **look):
         """Put text at pixels from the upper left corner and return it."""
@@ -130,26 +130,6 @@ class Picture(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=DPI * scale)
         return buffer.getvalue()
-
-    def svg(self, name: str) -> str:
-        """Return the picture as SVG for a page: its colours are the page's variables, its text stays text.
-
-        `name` keeps the inner ids of several pictures on a page apart.
-        """
-        buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": name}):
-            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            self.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-        _, _, body = buffer.getvalue().partition("<svg")
-        body = re.sub(r"<!--.*?-->", "", body[body.index(">") + 1 :], flags=re.S)
-        used = set(re.findall(r"#(\w+)", body))
-        body = re.sub(r' id="([^"]*)"', lambda id: id[0] if id[1] in used else "", body)
-        body = re.sub(r"font(-family)?: ([^;\"]*px )?'[^;\"]*", r"font\1: \2var(--type)", body)
-        for colour, variable in NAMES.items():
-            body = body.replace(colour, f"var(--{variable})")
-        width, height = self.get_size_inches()
-        size = f'width="{width * DPI:g}" height="{height * DPI:g}"'
-        return f'<svg viewBox="0 0 {width * 72:g} {height * 72:g}" {size} role="img">{body.strip()}'
 
     def _repr_png_(self):
         width, height = self.get_size_inches() * DPI

@@ -1,12 +1,12 @@
 """Tables as a notebook shows them: units, colours, and no column that is cut."""
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
 from markupsafe import escape
 from pandas.io.formats.style import Styler
 
+from cpbkit.evaluation.verdicts import say_table
 from cpbkit.quantities import figure
 
 GOOD, BAD, BETWEEN = "#1a7f4b", "#c0392b", "#b7791f"  # readable on white and on dark grey
@@ -30,24 +30,8 @@ def _left(styler: Styler, names: Sequence[str]) -> Styler:
 
 def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
     """Show `verdict_table` with the columns a person decides by, the verdict in colour."""
-    shown = pd.DataFrame(
-        {
-            "series": table["series"],
-            "head": table["head"],
-            "verdict": table["verdict"],
-            "skill %": table["skill %"].map("{:+.2f}".format),
-            "95 % interval": [
-                "" if math.isnan(a) else f"{a:+.2f} to {b:+.2f}"
-                for a, b in zip(table["low %"], table["high %"], strict=True)
-            ],
-            "p": table["p"].map(lambda p: f"{p:.3f}" if p >= 0.0005 else "< 0.001", na_action="ignore").fillna(""),
-            "against": table["best baseline"],
-            "against persistence %": table["skill against persistence %"].map("{:+.2f}".format, na_action="ignore"),
-            "RMSE": [f"{figure(value, 4)} {unit}" for value, unit in zip(table["rmse"], table["unit"], strict=True)],
-            "naive RMSE": table["baseline rmse"].map(lambda value: figure(value, 4)),
-            "windows": table["windows"],
-        }
-    )
+    shown = say_table(table).drop(columns=["direction %", "IC", "fee bp"])
+    shown = shown.rename(columns={"persistence %": "against persistence %"})
     if table["head"].nunique() == 1:
         del shown["head"]  # its room keeps the others in one line
     styler = shown.style.hide(axis="index").format(escape="html").map(_colour, subset=["verdict"])

@@ -56,7 +56,7 @@ def verdict_figure(results: Sequence[ResultLine]) -> Picture:
     for i, (head, group) in enumerate(by_head.items()):
         found = verdicts.verdicts(group)
         titles.append(verdicts.headline(found, head, unjudged=len(results) - len(group)))
-        axes = figure.add_axes(figure.box(24 + i * share + 78, 108, share - 78 - 110, ROW * rows))
+        axes = figure.panel(24 + i * share + 78, 108, share - 78 - 110, ROW * rows)
         _skills(axes, head, group, found, rows)
     drawn = f"skill = 1 − √(loss / loss of the best naive forecast){_tested(results)}, 95 % interval, "
     drawn += f"words Holm-corrected over {rows}" if by_head else "none yet"
@@ -98,7 +98,6 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     axes.set(xlim=(low - pad, high + pad), ylim=(rows - 0.4, -0.6))
     axes.set_yticks(range(len(order)), [label(name) for name in order])
     axes.grid(axis="x")
-    axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}".replace("-", "−")))
     ahead = {j.horizon for j in group.values()}
@@ -118,7 +117,7 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
     for i, head in enumerate(heads):
         table, top = runs[runs["head"] == head], 116 + i * (height + 84)
         names, order = list(table["run"]), range(rows)
-        skills = figure.add_axes(figure.box(190, top, 420, height))
+        skills = figure.panel(190, top, 420, height)
         skills.axvline(0, color=INK, lw=1.2)
         for y, row in zip(order, table.to_dict("records"), strict=False):
             colour = COLOURS[row["verdict"]]
@@ -127,9 +126,8 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
         skills.set(ylim=(rows - 0.4, -0.6))
         skills.set_yticks(order[: len(names)], [cut(name, 22) for name in names])
         skills.grid(axis="x")
-        skills.spines["left"].set_visible(False)
         skills.set_title(f"{head}: skill against {table['against'].iloc[0]}, %", pad=10)
-        matrix = figure.add_axes(figure.box(690, top, 520, height))
+        matrix = figure.panel(690, top, 520, height)
         for row in pairs[pairs["head"] == head].to_dict("records"):
             at, colour = (names.index(row["other"]), names.index(row["run"])), COLOURS[row["verdict"]]
             weight = "bold" if row["verdict"] == "BEATS" else "normal"
@@ -138,7 +136,7 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
         matrix.set(xlim=(-0.5, len(names) - 0.5), ylim=(rows - 0.4, -0.6))
         matrix.set_yticks([])
         matrix.set_xticks(range(len(names)), [cut(name, 14) for name in names])
-        matrix.spines[["left", "bottom"]].set_visible(False)
+        matrix.spines["bottom"].set_visible(False)
         matrix.set_title("skill of the run of the row against that of the column, %; green: BEATS", pad=10)
     differ = int((pairs["verdict"] == "BEATS").sum()) if len(pairs) else 0
     beat = int((runs["verdict"] == "BEATS").sum()) if len(runs) else 0
@@ -167,8 +165,8 @@ def forecast_figure(
     times = date2num(series.times[origins[shown] + ahead])
 
     figure = Picture(WIDTH, 520)
-    level = figure.add_axes(figure.box(70, 88, WIDTH - 190, 210))
-    moves = figure.add_axes(figure.box(70, 340, WIDTH - 190, 130), sharex=level)
+    level = figure.panel(70, 88, WIDTH - 190, 210)
+    moves = figure.panel(70, 340, WIDTH - 190, 130, sharex=level)
     truth, guess, last = (back(anchor[shown] + y[shown]) for y in (change, told, 0 * told))
     level.plot(times, truth, color=INK, lw=1.6)
     level.plot(times, last, color=ORANGE, lw=1.2, ls=DASHES)
@@ -184,7 +182,6 @@ def forecast_figure(
     ):
         axes.set_title(title, size=SMALL, color=MUTED, pad=6)
         axes.grid(axis="y")
-        axes.spines["left"].set_visible(False)
         axes.set_xlim(times[0], times[-1])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
     moves.yaxis.set_major_locator(MaxNLocator(4))
@@ -213,7 +210,7 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
     figure = Picture(WIDTH, 112 + height + 24)
     step = 92
     room = int((WIDTH - 126 - step * max(1, len(kinds))) / 7.6)  # characters of a reason
-    axes = figure.add_axes(figure.box(102, 112, step * max(1, len(kinds)), height))
+    axes = figure.panel(102, 112, step * max(1, len(kinds)), height)
     for verdict, (colour, marker, size) in SIGNS.items():
         at = [(kinds.index(c.check), names.index(c.series)) for c in checks if c.verdict == verdict]
         axes.plot(*np.reshape(at, (-1, 2)).T, marker, color=colour, ms=size, ls="none")
@@ -222,7 +219,7 @@ def health_figure(checks: Sequence["Check"], synthetic: bool = False) -> Picture
     axes.set_xticks(range(len(kinds)), kinds)
     axes.xaxis.tick_top()
     axes.grid(axis="y")
-    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["bottom"].set_visible(False)
     for name in names:
         wrong = [c for c in checks if c.series == name and c.verdict != "OK"]
         worst = next((c for c in wrong if c.verdict == "SICK"), wrong[0] if wrong else None)
@@ -244,7 +241,7 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
     figure = Picture(WIDTH, 340)
     share = (WIDTH - 24) / max(1, len(by_head))
     for i, (head, group) in enumerate(by_head.items()):
-        axes = figure.add_axes(figure.box(24 + i * share + 40, 108, share - 40 - 126, 180))
+        axes = figure.panel(24 + i * share + 40, 108, share - 40 - 126, 180)
         promised = 100 * group[0]["nominal"]
         axes.axhline(promised, color=ORANGE, lw=1.2, ls=DASHES)
         times = [date2num(np.array(told["dates"], "datetime64[m]")) for told in group]
@@ -259,7 +256,6 @@ def coverage_figure(results: Sequence[ResultLine]) -> Picture:
         name_ends(axes, [(promised, f"promised {promised:g} %", ORANGE), (middle[-1], "mean", BLUE)], share=0.09)
         axes.set_title(f"{head}: inside, %", size=SMALL, color=MUTED, pad=6)
         axes.grid(axis="y")
-        axes.spines["left"].set_visible(False)
         calendar(axes)
     first = next(iter(by_head.values()), [])
     held, wild = (np.mean([100 * told[name] for told in first] or [0]) for name in ("coverage", "coverage_wild"))
@@ -279,7 +275,7 @@ def calibration_figure(results: Sequence[ResultLine]) -> Picture:
     figure = Picture(WIDTH, 480)
     share = (WIDTH - 24) / max(1, len(by_head))
     for i, (head, group) in enumerate(by_head.items()):
-        axes = figure.add_axes(figure.box(24 + i * share + 40, 108, min(share - 140, 320), 320))
+        axes = figure.panel(24 + i * share + 40, 108, min(share - 140, 320), 320)
         levels = 100 * np.array(group[0]["levels"])
         axes.plot([0, 100], [0, 100], color=FAINT, lw=0.8)
         for told in group:
@@ -291,6 +287,7 @@ def calibration_figure(results: Sequence[ResultLine]) -> Picture:
         name_ends(axes, [(mean[-1], "models", BLUE), (naive[-1], "persistence", ORANGE)], share=0.25)
         axes.set_title(f"{head}: truths below, %", size=SMALL, color=MUTED, pad=6)
         axes.grid()
+        axes.spines["left"].set_visible(True)
     count = sum(map(len, by_head.values()))
     title = "No model of this run forecasts quantiles"
     if count:

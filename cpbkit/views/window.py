@@ -43,7 +43,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
 
     height = max(LEAST, ROW * len(task.features))
     figure = Picture(WIDTH, 96 + height + 50)
-    left = figure.add_axes(figure.box(24, 96, 580, height))
+    left = figure.panel(24, 96, 580, height)
     back = np.arange(1 - task.context, 1)
     for c, name in enumerate(task.features):
         middle = -c - 0.5
@@ -52,7 +52,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         left.plot(back, middle + 0.45 * (x[:, c] - x[:, c].mean()) / spread, color=BLUE, lw=1.4)
         beside(left, middle, f"{cut(name, 24)}  {x[:, c].min():.2f} to {x[:, c].max():.2f}".replace("-", "−"), MUTED)
     left.set(xlim=(back[0], 0), ylim=(-len(task.features), 0), yticks=[])
-    right = figure.add_axes(figure.box(970, 96, WIDTH - 970 - 120, height))
+    right = figure.panel(970, 96, WIDTH - 970 - 120, height)
     ahead = np.arange(task.horizon + 1)
     right.axhline(0, color=ORANGE, lw=1.2, ls=DASHES)
     newest = scale * (series.levels[origin] - series.anchors[origin])
@@ -66,7 +66,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         (right, f"to come: change, {unit}"),
     ):
         axes.set_title(title, size=SMALL, color=MUTED, pad=6)
-        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.spines["bottom"].set_visible(False)
     right.grid(axis="y")
     right.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
     right.yaxis.set_major_locator(MaxNLocator(5))
