@@ -15,6 +15,7 @@ from benchmarks import cells, data, indicators, stacks
 from benchmarks.mirror import serve
 from cpbkit.bench import doctor, gauges, market, peers, presets, report, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
+from cpbkit.bench.kinds import find_kind
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.sweep import Effort, bench_sweep, choose_cases, count_flops
 from cpbkit.bench.twins import TWINS
@@ -112,6 +113,8 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
             assert ratio["ours"] > 0 and ratio["theirs"] > 0 and ratio["unit"]
             assert ratio["lowest"] <= ratio["ratio"] <= ratio["highest"]
         assert all(side["samples_per_second"] == 64 * side["steps_per_second"] for side in case["sides"].values())
+        kinds = case["sides"]["engine"]["kinds"]
+        assert sum(kinds.values()) == pytest.approx(1) and kinds["products"] > 0 and kinds["activations"] > 0
         assert case["sides"]["engine"]["models_at_once"] == 2 and case["sides"]["loop"]["models_at_once"] == 1
     search = document["search"]
     assert search["settings"] == 3 and search["ratio"] > 0
@@ -119,6 +122,25 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     text = report.render(document)
     assert ("Not measured on a GPU" in text) == (not torch.cuda.is_available())
     assert "quick" in text and document["date"] in text and document["machine"]["cpu"] in text
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("aten::addmm_", "products"),
+        ("aten::bmm", "products"),
+        ("aten::sigmoid_backward", "activations"),
+        ("aten::mkldnn_rnn_layer_backward", "torch's LSTM"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("aten::_softmax_backward_data", "attention"),
+        ("aten::copy_", "copies"),
+        ("aten::mul", "element by element"),
+        ("aten::multinomial", "rest"),
+        ("autograd::engine::evaluate_function: MulBackward0", "rest"),
+    ],
+)
+def test_an_operator_has_its_kind(operator, kind):
+    assert find_kind(operator) == kind
 
 
 def test_a_preset_tells_what_was_trained_and_what_was_extrapolated(one_core, monkeypatch):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cpbkit import atomic
+from cpbkit.bench.kinds import KINDS, REST
 from cpbkit.gpu_check.inject import render_faults
 
 NO_GPU = "Not measured on a GPU: there is none here, and no figure below says anything about one."
@@ -114,6 +115,15 @@ def _sweep(document: dict) -> list[str]:
         f"Roofline: the products of a step at the best rate measured here, {ceilings}.",
     ]
     lines += [f"{case['case']}: {case['sides']['engine']['plan']}" for case in document["cases"]]
+    kinds = [*KINDS, REST]
+    lines += ["", "Where the engine's step goes, by torch's profiler, which makes small operators seem longer:"]
+    lines += table(
+        ["model", *kinds],
+        [
+            [case["case"], *(f"{case['sides']['engine']['kinds'][kind]:.0%}" for kind in kinds)]
+            for case in document["cases"]
+        ],
+    )
     if growth := document["growth"]:
         lines += [
             "",

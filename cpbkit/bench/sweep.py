@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cpbkit.bench import gauges
 from cpbkit.bench.engine import Here, Job, Workers
+from cpbkit.bench.kinds import share_out
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
 from cpbkit.bench.market import make_series
 from cpbkit.bench.twins import TWINS
@@ -158,6 +159,8 @@ def measure_case(
     roofline = ceilings[experiment.training.precision] / flops  # model-steps a second
     rows = {side: _summary(runner, times[side], batch, roofline) for side, runner in sides.items()}
     rows[ENGINE] |= {"stacks": len(plan.jobs), "processes": len(plan.devices), "plan": plan.reason}
+    stack = tuple(one for one in series if one.name in plan.jobs[0])
+    rows[ENGINE]["kinds"] = workers.call(share_out, Job(experiment, stack, plan.devices[0]))
     return {
         "case": name,
         "model": experiment.model.name,
