@@ -109,11 +109,13 @@ class GRUScan(torch.autograd.Function):
         gates, news = ((x @ part).unflatten(1, steps) for part in (input[..., :gated], input[..., gated:]))
         pasts = torch.empty_like(news)
         states = torch.cat([state[:, None], torch.empty_like(news)], 1)
-        for t in range(steps[0]):
-            before, past = states[:, t], pasts[:, t]
-            gates[:, t].baddbmm_(before, of_state[..., :gated])
-            past.copy_(state_bias[..., gated:].expand_as(past)).baddbmm_(before, of_state[..., gated:])
-            step(before, gates[:, t], news[:, t], past, states[:, t + 1])
+        to_gates, to_new = of_state[..., :gated], of_state[..., gated:]
+        state_bias = state_bias[..., gated:].expand_as(state)
+        rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts, states[:, 1:])]
+        for before, gate, new, past, after in zip(*rows, strict=True):
+            gate.baddbmm_(before, to_gates)
+            past.copy_(state_bias).baddbmm_(before, to_new)
+            step(before, gate, new, past, after)
         ctx.save_for_backward(x, states, gates, news, pasts, of_input, of_state)
         return states[:, 1:], states[:, -1]
 
@@ -124,11 +126,12 @@ class GRUScan(torch.autograd.Function):
         gated, steps = gates.shape[-1], gates.shape[1:3]
         to_gates, to_new = (part.mT.contiguous() for part in (of_state[..., :gated], of_state[..., gated:]))
         d_state = torch.zeros_like(states[:, 0]) if d_end is None else d_end
-        for t in reversed(range(news.shape[1])):
+        rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts)]
+        for t, (before, gate, new, past) in reversed(list(enumerate(zip(*rows, strict=True)))):
             if grad is not None:
                 d_state = d_state + grad[:, t]
-            kept = step_back(d_state, states[:, t], gates[:, t], news[:, t], pasts[:, t])
-            d_state = kept.baddbmm_(gates[:, t], to_gates).baddbmm_(pasts[:, t], to_new)
+            kept = step_back(d_state, before, gate, new, past)
+            d_state = kept.baddbmm_(gate, to_gates).baddbmm_(past, to_new)
         gates, news, pasts, before = (each.flatten(1, 2) for each in (gates, news, pasts, states[:, :-1]))
         d_of_state = torch.cat([before.mT @ gates, before.mT @ pasts], -1)
         d_of_input, d_bias = torch.cat([x.mT @ gates, x.mT @ news], -1).split([x.shape[-1] - 1, 1], 1)
