@@ -238,8 +238,7 @@ class Run:
         """
         from cpbkit.runs.sweep import name_refit, plan_refit
 
-        experiment = plan_refit(self._folder, until, from_zero)
-        require_consent(experiment.own_parts, self._trust_code, str(self.folder), experiment.task.zero_shot)
+        experiment = plan_refit(self._folder, until, from_zero, self._trust_code)
         task, days = experiment.task, experiment.data
         given = {"features": task.features, "targets": task.targets, "target_weights": task.target_weights}
         given |= {name: getattr(days, name) for name in ("start", "end", "venue")} if data is not None else {}

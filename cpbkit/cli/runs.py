@@ -350,14 +350,11 @@ def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
     Old and new weights are judged side by side on the new test days, which neither has seen. Stopped at any moment,
     the same command goes on from there.
     """
-    from cpbkit.config.own import require_consent
     from cpbkit.runs.folder import RunFolder
     from cpbkit.runs.sweep import name_refit, plan_refit
 
     parent, since = RunFolder(folder), _when_started()
-    planned = plan_refit(parent, until, from_zero)
-    require_consent(planned.own_parts, trust_code, folder, planned.task.zero_shot)
-    settled = settle_as_told(planned, {})
+    settled = settle_as_told(plan_refit(parent, until, from_zero, trust_code), {})
     out = out or str(name_refit(parent.folder, until, from_zero))
     place = {"workers": workers, "klines": settled.bars, "parent": parent}
     _sweep(settled.experiment, out, as_json, minutes, since, **place)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from cpbkit import atomic
 from cpbkit.config import own
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 Load: TypeAlias = Callable[[Experiment, Callable[[str], None]], Mapping[str, Klines | Trace | Table]]
 # At most, while anything is heard, between two words left for `cpbkit status` and two looks for `cpbkit stop`.
 STATUS_SECONDS = 1.0
+T = TypeVar("T")
 
 
 def sweep(
@@ -100,12 +101,14 @@ def sweep(
     return run.results()
 
 
-def plan_refit(parent: RunFolder, until: str, from_zero: bool = False) -> Experiment:
+def plan_refit(parent: RunFolder, until: str, from_zero: bool = False, trust_code: bool = False) -> Experiment:
     """Return the experiment of a run on bars up to a later day, begun from its weights unless `from_zero`.
 
-    Errors: RunError for a run without models, or one that has bars up to that day; CpbkitError for what is no day.
+    Errors: RunError for a run without models, or one that has bars up to that day; CpbkitError for what is no day, and
+    for own parts and a foundation model without consent, `trust_code`.
     """
     experiment, models = parent.experiment, parent.models()
+    own.require_consent(experiment.own_parts, trust_code, str(parent.folder), experiment.task.zero_shot)
     if not models:
         raise RunError(f"{parent.folder} has no finished model to go on from")
     settings = {"end": until, "parent": _fingerprint(models), "warm_start": not from_zero}
@@ -198,34 +201,24 @@ def preview(
     if not series:
         raise DataError(next(iter(failed.values())))
     tell("timing a few steps")
-    return _place(executor, workers).plan(experiment, series, minutes)
+    place = _place(executor, workers)
+    return place.call(make_plan, experiment, series, place.workers, minutes)
 
 
 @dataclass(frozen=True)
 class Place:
     """Where the jobs run."""
 
-    executor: str  # processes | local | ray
     workers: int | None  # as `make_plan` takes it
-    gpus: float = 0.0  # of the cluster, a stack
+    gpus: float | None = None  # of a Ray cluster, that a stack takes; None: on this machine
 
-    def plan(self, experiment: Experiment, series: dict[str, Series], minutes: float | None) -> Plan:
-        """Make the plan where the jobs will run."""
-        if self.executor == "ray":
-            return executors.call_on_ray(make_plan, experiment, series, self.workers, minutes, gpus=self.gpus)
-        return make_plan(experiment, series, self.workers, minutes)
-
-    def settle(self, plan: Plan, series: int) -> Plan:
-        """Return a plan, which may have been made on another machine, for the devices of this one."""
-        if self.executor == "ray":
-            devices = executors.call_on_ray(find_places, self.workers, series, gpus=self.gpus)
-        else:
-            devices = find_places(self.workers, series)
-        return replace(plan, devices=devices)
+    def call(self, function: Callable[..., T], *args) -> T:
+        """Return what a function gives where the jobs will run."""
+        return function(*args) if self.gpus is None else executors.call_on_ray(function, *args, gpus=self.gpus)
 
     def run(self, jobs: list[Job], plan: Plan, retry: executors.Retry | None = None) -> Iterator[Message]:
         """Run the jobs and stream their messages; `retry` is asked about those whose worker is lost."""
-        if self.executor == "ray":
+        if self.gpus is not None:
             return executors.on_ray(jobs, work, self.gpus, retry)
         if len(plan.devices) > 1:
             return executors.processes(jobs, work, plan.devices, retry)
@@ -239,8 +232,8 @@ def _place(executor: str | executors.Ray, workers: int | None) -> Place:
         has = executors.connect(executor.address)
         gpus = executor.gpus if has.get("GPU") else 0.0
         count = int(has["GPU"] / gpus) if gpus else int(has["CPU"])
-        return Place("ray", workers or max(1, count), gpus)
-    return Place(executor, 1 if executor == "local" else workers)
+        return Place(workers or max(1, count), gpus)
+    return Place(1 if executor == "local" else workers)
 
 
 def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, parents) -> None:
@@ -281,8 +274,13 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
-        plan = _extend(_read_plan(run), series, lambda some: place.plan(state.experiment, some, minutes))
-        plan = place.settle(plan, len(series))
+        plan = _extend(
+            _read_plan(run),
+            series,
+            lambda some: place.call(make_plan, state.experiment, some, place.workers, minutes),
+        )
+        # It may have been made on another machine, with other devices.
+        plan = replace(plan, devices=place.call(find_places, place.workers, len(series)))
         _write_plan(run, plan)
         _tell_begin(state, plan, series)
     jobs = _jobs(run, state, plan, series, deadline, parents)
