@@ -11,7 +11,7 @@ from virtual import Launch, Machine, Workload, examine, run_calls, run_loop
 
 from cpbkit.gpu_check.ceilings import list_ceilings, pool, predict
 from cpbkit.gpu_check.diagnosis import CURES, STOPPERS, VERDICTS, decide
-from cpbkit.gpu_check.numbers import Numbers, Policy
+from cpbkit.gpu_check.numbers import Numbers
 
 HEALTHY = Numbers(loop=10, cached=10, host=2, device=9.9, loader=0.5, filled=0.9)
 CELL = Numbers(
@@ -107,15 +107,15 @@ def test_times_that_must_be_equal_are_pooled_within_the_noise_alone():
         name: 1.0 for name in ("resident", "doubling", "arithmetic")
     }  # since Python 3.13 no NaN equals itself here
     exact = vary(loop=9.9, cached=9.9, copy=3, **known)
-    assert pool(exact, Policy()) == exact
-    noisy = pool(vary(loop=10.5, cached=9.6, device=9.9, spread=0.05), Policy())
+    assert pool(exact) == exact
+    noisy = pool(vary(loop=10.5, cached=9.6, device=9.9, spread=0.05))
     assert noisy.cached == pytest.approx(9.75)
     assert noisy.loop == noisy.device == pytest.approx((10.5 + 9.6 + 9.9) / 3)
     # The host's loop holds the loader as well: W = H + L.
-    hosted = pool(vary(loop=12.6, cached=10, host=10, device=2, loader=2, spread=0.05), Policy())
+    hosted = pool(vary(loop=12.6, cached=10, host=10, device=2, loader=2, spread=0.05))
     assert hosted.host + hosted.loader == pytest.approx(hosted.loop) and 12 < hosted.loop < 12.6
     # A step that waits is slower than either, for a reason: only the loop and the cached batch are looks at one time.
-    waiting = pool(vary(loop=17.4, cached=17, host=8, device=9, loader=0), Policy())
+    waiting = pool(vary(loop=17.4, cached=17, host=8, device=9, loader=0))
     assert (waiting.cached, waiting.device, waiting.loop) == pytest.approx((17, 9, 17.2))
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from cpbkit.gpu_check.numbers import NAN, Numbers, Policy
+from cpbkit.gpu_check.numbers import NAN, Numbers
 
 
 def predict(n: Numbers, *, host=None, device=None, lost=None) -> float:
@@ -22,14 +22,14 @@ def _combine(n: Numbers, host: float, device: float) -> float:
     return max(host, device, n.loader) if n.workers else max(host + n.loader, device)
 
 
-def pool(n: Numbers, policy: Policy) -> Numbers:
+def pool(n: Numbers) -> Numbers:
     """Average what must be equal on a GPU, and is within the noise: the gain is then told from three looks, not one.
 
     A step without waits takes the longer of host and device: N = max(H, D); a loop is what its parts predict.
     """
     if n.serial:
         return n
-    clear, busy = policy.clear_ratio(n), max(n.host, n.device)
+    clear, busy = n.clear_ratio, max(n.host, n.device)
     waits = not 1 / clear <= n.cached / busy <= clear
     if not waits:
         cached = (n.cached + busy) / 2

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from cpbkit.gpu_check.ceilings import list_ceilings, pool
-from cpbkit.gpu_check.numbers import Numbers, Policy
+from cpbkit.gpu_check.numbers import POLICY, Numbers, Policy
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Diagnosis:
     evidence: tuple[str, ...]
     fixes: tuple[Fix, ...]
     beside: tuple[str, ...]
-    policy: Policy
+    policy: Policy = POLICY
 
 
 VERDICTS = {
@@ -76,14 +76,14 @@ CURES = {  # verdict -> the fixes that could cure it, the best first
 }
 
 
-def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Policy | None = None) -> Diagnosis:
+def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = ()) -> Diagnosis:
     """Walk the tree, first match wins; environment: the codes of `findings.Report`.
 
     A ratio between the least excess and the noise of its two numbers leads to INCONCLUSIVE, unless a later
     and clear reason is found.
     """
-    policy = policy or Policy()
-    verdict, reason, doubts = _find_verdict(n, dict(environment), policy)
+    codes = dict(environment)
+    verdict, reason, doubts = _find_verdict(n, codes)
     evidence = list(_evidence(n))
     if verdict == "DEVICE_BOUND" and doubts:
         verdict, reason = "INCONCLUSIVE", doubts[0]
@@ -92,8 +92,8 @@ def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Po
     wanted = CURES.get(verdict, ())
     fixes = []
     if verdict not in STOPPERS:
-        for name, (ceiling, why) in list_ceilings(pool(n, policy)).items():
-            reached = math.isnan(ceiling) or ceiling >= policy.least_gain
+        for name, (ceiling, why) in list_ceilings(pool(n)).items():
+            reached = math.isnan(ceiling) or ceiling >= POLICY.least_gain
             note = why if reached else f"not advised: at most {ceiling:.2f}x; {why}"
             if ceiling > SUSPICIOUS:
                 note += f"; a ceiling above {SUSPICIOUS:.0f}x is suspicious: is this the loop you meant?"
@@ -103,25 +103,25 @@ def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = (), policy: Po
     if n.growth > 0:
         cause = "a list of losses, or a state carried along without detach()?"
         beside.append(f"MEMORY_GROWTH: live memory grows by {n.growth / 1024:,.0f} KB a step: {cause}")
-    text = dict(environment).get(verdict) or (ON_CPU.get(verdict) if n.serial else None) or VERDICTS[verdict]
-    return Diagnosis(verdict, reason, text, tuple(evidence), tuple(fixes), tuple(beside), policy)
+    text = codes.get(verdict) or (ON_CPU.get(verdict) if n.serial else None) or VERDICTS[verdict]
+    return Diagnosis(verdict, reason, text, tuple(evidence), tuple(fixes), tuple(beside))
 
 
-def _find_verdict(n: Numbers, found: dict[str, str], policy: Policy) -> tuple[str, str, list[str]]:
+def _find_verdict(n: Numbers, codes: dict[str, str]) -> tuple[str, str, list[str]]:
     doubts: list[str] = []
     for code in STOPPERS:
-        if code in found:
+        if code in codes:
             return code, "", doubts
     if n.misplaced:
         return "MODEL_OR_DATA_ON_CPU", n.misplaced[0], doubts
     for code in ("DEBUG_MODE_ON", "THROTTLED_OR_SHARED"):
-        if code in found:
+        if code in codes:
             return code, "", doubts
 
     def exceeds(ratio: float, doubt: str) -> bool:
-        if ratio > policy.clear_ratio(n):
+        if ratio > n.clear_ratio:
             return True
-        if ratio > 1 + policy.least_excess:
+        if ratio > 1 + POLICY.least_excess:
             doubts.append(doubt)
         return False
 
@@ -133,11 +133,11 @@ def _find_verdict(n: Numbers, found: dict[str, str], policy: Policy) -> tuple[st
         return "SYNC_BOUND", f"{n.waits:.3g} waits a step", doubts
     if exceeds(n.host / n.device, "HOST_BOUND"):
         return "HOST_BOUND", _host_reason(n), doubts
-    if n.copy > policy.copy_share * n.device:
+    if n.copy > POLICY.copy_share * n.device:
         return "COPY_BOUND", "", doubts
     if n.rnn == "cudnn standard":
         return "CUDNN_NOT_PERSISTENT", "", doubts
-    empty = n.filled < policy.filled_share if math.isfinite(n.filled) else n.doubling < policy.doubling
+    empty = n.filled < POLICY.filled_share if math.isfinite(n.filled) else n.doubling < POLICY.doubling
     if empty and not n.serial:
         return "DEVICE_LATENCY_BOUND", "", doubts
     return "DEVICE_BOUND", _device_reason(n), doubts

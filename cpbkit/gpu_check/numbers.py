@@ -17,9 +17,8 @@ class Policy:
     doubling: float = 1.25  # device time of twice the batch, as a ratio: below, the device has room
     least_gain: float = 1.10  # a fix that cannot gain this is not advised
 
-    def clear_ratio(self, n: "Numbers") -> float:
-        """Return the ratio of two of these times above which they differ, whatever the noise."""
-        return 1 + max(self.least_excess, self.sigmas * math.sqrt(2) * n.spread)
+
+POLICY = Policy()
 
 
 @dataclass(frozen=True)
@@ -55,3 +54,8 @@ class Numbers:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a positive time in ms; got {value!r}")
+
+    @property
+    def clear_ratio(self) -> float:
+        """The ratio of two of these times above which they differ, whatever the noise."""
+        return 1 + max(POLICY.least_excess, POLICY.sigmas * math.sqrt(2) * self.spread)

@@ -14,7 +14,7 @@ from torch import Tensor
 from cpbkit.gpu_check.clocks import make_clock, time_block
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.guard import preserved
-from cpbkit.gpu_check.numbers import NAN
+from cpbkit.gpu_check.numbers import NAN, POLICY
 from cpbkit.gpu_check.step import Step, StepFailed
 from cpbkit.gpu_check.tensors import count_samples, to_device
 from cpbkit.training.cuda_graph import capture
@@ -79,7 +79,7 @@ def compare(
 
 def try_fixes(step: Step, diagnosis: Diagnosis, seconds: float) -> tuple[Gain, ...]:
     """Apply each fix whose ceiling is worth it and that can be applied to this step; put everything back."""
-    worth = [f.name for f in diagnosis.fixes if math.isnan(f.ceiling) or f.ceiling >= diagnosis.policy.least_gain]
+    worth = [f.name for f in diagnosis.fixes if math.isnan(f.ceiling) or f.ceiling >= POLICY.least_gain]
     trials = {name: trial for name, trial in TRIALS.items() if name in worth}
     trials |= {name: functools.partial(try_variant, other) for name, other in step.variants.items()}
     gains = []
