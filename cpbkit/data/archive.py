@@ -118,8 +118,14 @@ def read_file(file: ArchiveFile, blob: bytes, *, now: int, coins: int = 1, note:
     Raises BadFile for anything but one sound CSV of the name that the file promises.
     """
     low, high = file.span
+    wanted = file.name.removesuffix(".zip") + ".csv"
     try:
-        starts, closes, values = parse_csv(_unzip(blob, file.name), file.name)
+        found, text = unzip(io.BytesIO(blob), CSV_LIMIT)
+        if found != wanted:
+            raise NotUnpacked(f"it holds {found!r}")
+        starts, closes, values = parse_csv(text, file.name)
+    except NotUnpacked as error:
+        raise BadFile(f"{file.name} must hold {wanted} alone: {error}") from None
     except pa.ArrowException as error:
         raise BadFile(f"{file.name} does not hold 12 columns of numbers ({str(error)[:120]})") from None
     early = INTERVAL_SECONDS[file.interval] * SECOND_NS if file.interval in MONTHLY_ONLY else 0
@@ -178,17 +184,6 @@ def check_lengths(starts: np.ndarray, closes: np.ndarray, interval: str, name: s
         )
 
 
-def _unzip(blob: bytes, name: str) -> bytes:
-    wanted = name.removesuffix(".zip") + ".csv"
-    try:
-        found, text = unzip(io.BytesIO(blob), CSV_LIMIT)
-    except NotUnpacked as error:
-        raise BadFile(f"{name} must hold {wanted} alone: {error}") from None
-    if found != wanted:
-        raise BadFile(f"{name} must hold {wanted} alone; it holds {found!r}")
-    return text
-
-
 def parse_csv(text: bytes, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return starts (N,) and close times (N,) in ns and the values (N, 8) of a CSV of the archive; BadFile else."""
     names = _NAMES
@@ -225,11 +220,5 @@ def _piece(about: Record, starts, values, inside, interval: str, coins: int, now
     if coins != 1:
         values[:, :4] /= coins
         values[:, [4, 7]] *= coins  # volume and taker_buy_volume count coins; quote_volume counts money
-    about = replace(
-        about,
-        duplicates=dropped["duplicates"],
-        conflicts=dropped["conflicts"],
-        unfinished=dropped["unfinished"],
-        off_grid=dropped["off_grid"] + int((~inside).sum()),
-    )
-    return Piece(about, kept, values)
+    dropped["off_grid"] += int((~inside).sum())
+    return Piece(replace(about, **dropped), kept, values)
