@@ -64,23 +64,21 @@ LINEAR_TASK = Task(context=336, horizon=10, features=("log_close",), target_scal
 
 # What all presets of the sources share with each other and not with the sources: inputs are log ratios scaled by train
 # rows alone (not by candle, nor by the whole series), targets are log changes from the last close, splits have a purge
-# gap and a test part, train windows are shuffled, validation runs free.
+# gap and a test part, train windows are shuffled, validation runs free. ABOUT names each source.
 PRESETS: dict[str, Experiment] = {
-    # The kit's own: a GRU small enough for two CPU cores.
     "quick": Experiment(
         preset="quick",
         task=Task(context=32, horizon=4),
         model=Model(name="gru", width=16, layers=1, heads=1, dropout=0.0),
         training=Training(epochs=12, batch=64, learning_rate=3e-3, weight_decay=1e-4, schedule="cosine", patience=5),
     ),
-    # cpbv2 v4_train_transformer.py. Weight decay is what torch's AdamW takes unasked.
+    # Weight decay is what torch's AdamW takes unasked.
     "transformer": Experiment(
         preset="transformer",
         task=Task(context=30, horizon=10, **ALL_OHLC),
         model=Model(name="transformer", width=128, layers=2, heads=8, dropout=0.1),
         training=Training(epochs=50, batch=128, weight_decay=0.01, schedule="cosine", patience=10, teacher_forcing=0.5),
     ),
-    # cpbv2 v4_train_fast_gru.py.
     "gru": Experiment(
         preset="gru",
         task=Task(context=30, horizon=10, **ALL_OHLC),
@@ -94,21 +92,20 @@ PRESETS: dict[str, Experiment] = {
         model=Model(name="gru_dense", width=128, layers=2, dropout=0.3),
         training=replace(GRU_TRAINING, teacher_forcing=0.0),
     ),
-    # cpbv2 v4_train_unified.py.
     "seq2seq_lstm": Experiment(
         preset="seq2seq_lstm",
         task=Task(context=30, horizon=10, **ALL_OHLC),
         model=Model(name="lstm", width=256, layers=2, heads=4, dropout=0.3),
         training=V4_LSTM,
     ),
-    # cpbv2 v4_model_cuda_forced_v2.py, trained as v4_train_cuda_v2.py does.
+    # Trained as v4_train_cuda_v2.py does.
     "forced_lstm": Experiment(
         preset="forced_lstm",
         task=Task(context=30, horizon=10, **ALL_OHLC),
         model=Model(name="forced_lstm", width=256, layers=2, heads=4, dropout=0.3),
         training=V4_LSTM,
     ),
-    # trainer V7_CLASSIC.py. A weight of the source is one of a whole head, and shared by its targets.
+    # A weight of the source is one of a whole head, and shared by its targets.
     "v7_classic": Experiment(
         preset="v7_classic",
         task=Task(
@@ -121,7 +118,7 @@ PRESETS: dict[str, Experiment] = {
         model=Model(name="bilstm", width=128, dropout=0.3),
         training=Training(epochs=100, batch=16, learning_rate=5e-4, min_learning_rate=1e-6, **KERAS_PLATEAU),
     ),
-    # trainer V8_FULL_V7_ALIGNED.py. Weight decay is its L2 of 1e-5, whose gradient is twice that; its L1 is left out.
+    # Weight decay is its L2 of 1e-5, whose gradient is twice that; its L1 is left out.
     "v7_seed": Experiment(
         preset="v7_seed",
         task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
@@ -136,7 +133,6 @@ PRESETS: dict[str, Experiment] = {
             **KERAS_PLATEAU,
         ),
     ),
-    # trainer V8_STABLE.py.
     "v8_stable": Experiment(
         preset="v8_stable",
         task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
