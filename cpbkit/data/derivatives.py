@@ -39,9 +39,7 @@ def add_columns(bars: Mapping[str, Klines], names: Iterable[str]) -> dict[str, K
     The value at a bar is the last one known when it closes; before the first and after the last it is NaN, and the
     Passport tells why. Raises SourceError where neither has anything of a contract, or the archive does not answer.
     """
-    names, store, hosts = [name for name in names if name in COLUMNS], Store(), Hosts.from_environment()
-    if not names:
-        return dict(bars)
+    names, store, hosts = list(names), Store(), Hosts.from_environment()
     with contextlib.closing(Client(THREADS)) as client, contextlib.closing(Pool(THREADS)) as pool:
         get, ask = functools.partial(_read, client, hosts, store), functools.partial(_ask, client, hosts)
         jobs = {(series, name): _files(each, name) for series, each in bars.items() for name in names}

@@ -296,7 +296,7 @@ def validate(
     dropped, disagreements, checked, notes: what the source already dropped (as `sift` counts it) or found.
     Raises DataError with the first bad bar.
     """
-    _, interval = split_name(series)
+    symbol, interval = split_name(series)
     step = INTERVAL_SECONDS[interval] * SECOND_NS
     starts, values, columns = _columns(frame, series)
     phase = grid_phase(interval, starts) if phase is None else phase
@@ -318,7 +318,9 @@ def validate(
     grid_low = starts[0] if start is None else low
     grid_high = starts[-1] if end is None else (high - phase) // step * step + phase
     coarser = _find_coarser(starts, step)
-    known = market or synthetic or _never_closes(series)
+    # Pairs of coins, and of a coin and money, are traded around the clock.
+    pair = symbol.endswith(DOLLARS) or any(symbol == coin + quote for coin in COINS for quote in QUOTES)
+    known = market or synthetic or pair
     closed = starts[:0] if known or coarser else closed_bars(starts, grid_low, grid_high, step)
     o, h, lo, c = values[:, :4].T
     move = np.log(c[1:] / c[:-1])
@@ -447,12 +449,6 @@ def _find_coarser(starts: np.ndarray, step: int) -> str:
         f"From {stamp(starts[i])} to {stamp(last)} rows stand {apart[i]} bars apart, as those of a longer interval do: "
         "keep the bars of one interval in a file."
     )
-
-
-def _never_closes(series: str) -> bool:
-    """Return whether a series is named as a pair of coins, or of a coin and money; such markets have no nights."""
-    symbol = split_name(series)[0]
-    return symbol.endswith(DOLLARS) or any(symbol == coin + quote for coin in COINS for quote in QUOTES)
 
 
 def _find_tenfold(starts: np.ndarray, values: np.ndarray, step: int) -> tuple[str, ...]:

@@ -166,6 +166,9 @@ def _card(repo: str, experiment, results: list[ResultLine], audit: dict) -> Mode
     cells = [columns, ["---"] * len(columns), *say_table(table)[columns].to_numpy().tolist()]
     rows = [f"| {' | '.join(row)} |" for row in cells]
     dates, task = results[0].dates, experiment.task
+    audited = "No audit for leaks of this run is known."
+    if audit:
+        audited = f"An audit for leaks made {sum(map(len, audit.values()))} checks, of which none failed (`{AUDIT}`)."
     text = f"""# {repo.rpartition("/")[2]}
 
 {" ".join(f"{line}." for line in lines)}
@@ -181,7 +184,7 @@ print(cpb.load("{repo}")["{results[0].series}"].forecast())
 {len(results)} models of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
 {dates["train"][0]} to {dates["train"][1]} and tested on {dates["test"][0]} to {dates["test"][1]} (UTC), of
 {experiment.data.source} {experiment.data.market}. Each is held against the best naive forecast on its test split;
-p is corrected for all models of a head. {_say_audit(audit)}
+p is corrected for all models of a head. {audited}
 
 ## Use and limits
 
@@ -195,12 +198,6 @@ Skill: 1 - RMSE / RMSE of the forecast it is held against. `results.jsonl` has a
 Passport: the files its bars came from, with their SHA-256. Made with cpbkit {__version__}.
 """
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
-
-
-def _say_audit(audit: dict) -> str:
-    if not audit:
-        return "No audit for leaks of this run is known."
-    return f"An audit for leaks made {sum(map(len, audit.values()))} checks, of which none failed (`{AUDIT}`)."
 
 
 def _eval_result(experiment, row: dict) -> EvalResult:
