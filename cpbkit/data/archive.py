@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -220,5 +221,5 @@ def _piece(about: Record, starts, values, inside, interval: str, coins: int, now
     if coins != 1:
         values[:, :4] /= coins
         values[:, [4, 7]] *= coins  # volume and taker_buy_volume count coins; quote_volume counts money
-    dropped["off_grid"] += int((~inside).sum())
-    return Piece(replace(about, **dropped), kept, values)
+    counts: dict[str, Any] = {**dropped, "off_grid": dropped["off_grid"] + int((~inside).sum())}
+    return Piece(replace(about, **counts), kept, values)
