@@ -9,10 +9,12 @@ import pytest
 from conftest import ROOT
 
 # The rooms, from the ground up: a module imports from its own room and from those that stand before it, never after.
+GROUND = "texts errors atomic foreign quantities".split()  # what every room may use
 ROOMS = (
-    "texts errors atomic foreign quantities hardware config data indicators windows models training evaluation "
-    "gpu_check runs views hub bench api serve cli __main__"
-).split()
+    *GROUND,
+    *"hardware config data indicators windows models training evaluation gpu_check runs views hub bench".split(),
+    *"api serve cli __main__".split(),
+)
 ONLY_IMPORTER = {"matplotlib": "cpbkit.views", "ipywidgets": "cpbkit.views"}
 
 
@@ -70,6 +72,19 @@ def test_no_import_runs_in_a_circle():
         graphlib.TopologicalSorter(inner).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_a_reader_has_few_rooms_to_know_and_few_ways_between_them():
+    ways = {name: set() for name in ROOMS if name not in (*GROUND, "__main__")}  # which is the door to `cli`
+    for name, targets in graph().items():
+        for target in targets & set(MODULES):
+            here, there = room_of(name), room_of(target)
+            if here != there and {here, there} <= set(ways):
+                ways[here].add(there)
+    floors = {}
+    for name in graphlib.TopologicalSorter(ways).static_order():
+        floors[name] = 1 + max((floors[below] for below in ways[name]), default=0)
+    assert len(ways) <= 20 and max(floors.values()) <= 11 and sum(map(len, ways.values())) <= 80
 
 
 def test_the_parser_sees_what_the_interpreter_sees():
