@@ -515,6 +515,29 @@ def test_a_batch_that_is_mostly_padding_is_named(kind):
         assert f"{padded:.0%}" in w.diagnosis.text and f"{HERE.name}:{line_of('# the ' + 'ids')}" in w.diagnosis.text
 
 
+@pytest.mark.parametrize("kind", ["last", "before", "all", "narrow"])
+def test_a_vocabulary_computed_for_all_steps_of_which_one_is_used_is_named(kind):
+    torch.manual_seed(0)
+    layer, head = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 20 if kind == "narrow" else 4000)
+    optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
+    x = torch.randn(16, 16, 8)
+    with watch(tell=False) as w:
+        for _ in range(50):
+            found = layer(x)[0]
+            if kind == "before":
+                found = found.select(1, -1)
+            logits = head(found)
+            if kind in ("last", "narrow"):
+                logits = logits[:, -1]  # one of sixteen
+            optimizer.zero_grad()
+            logits.square().mean().backward()
+            optimizer.step()
+    assert w.seen().last == (16 if kind == "last" else 0)
+    if kind == "last":
+        line = line_of("# one of " + "sixteen")
+        assert w.diagnosis.reason == "LAST_STEP" and f":{line}  " in w.diagnosis.text, w.report()
+
+
 @pytest.mark.parametrize("kind", ["graph", "no graph", "attack"])
 def test_a_validation_with_gradients_is_told_from_one_without_and_from_one_that_needs_them(kind):
     torch.manual_seed(0)

@@ -20,6 +20,8 @@ COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 LEAST_PAIRS = 8  # samples of a batch, from which (n, 1) and (n,) are no accident
 NLL = {aten.nll_loss_forward, aten.nll_loss2d_forward}
 SQUASHING = {aten.sigmoid, aten._softmax}
+ONE_OF_MANY = {aten.select_backward, aten.slice_backward}
+WIDE, LARGE = 4, 1_000_000  # outputs of a layer for each input, as of a vocabulary; numbers that it makes
 ROWS = 4096  # of a loss's input that are looked at
 LONG = 16  # ids in a row, from which padding may be most of it
 MOST = 4000  # operators of a step that are noted: to note one takes longer than many an operator
@@ -61,6 +63,8 @@ class Operators(TorchDispatchMode):
         self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
         self.wrong: dict[str, tuple[int, int]] = {}  # soundness.OF_OPERATORS that was seen -> line
         self.padding: tuple[float, bool, tuple[int, int]] | None = None  # (share of the ids, of each row too, line)
+        self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
+        self._thin = 0, 0  # (place in memory of a gradient that is 0 but for one step in time, steps)
         self.packed = False  # a recurrent layer is told the lengths of its rows
         self._squashed: dict[int, tuple[int, int]] = {}  # place in memory of a probability -> line
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
@@ -136,6 +140,10 @@ class Operators(TorchDispatchMode):
         made = out[0] if isinstance(out, (tuple, list)) and out else out
         if torch.is_grad_enabled() and isinstance(made, torch.Tensor) and made.is_floating_point():  # argmax ends there
             calls.tracked |= any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        if packet in ONE_OF_MANY and len(args[1]) == 3 and args[2] == 1 and args[1][1] >= LONG:
+            self._thin = made.data_ptr(), args[1][1] if args[0].numel() * args[1][1] == made.numel() else 0
+        if packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
+            self.last = max(self.last, self._thin[1] * (len(args[1]) >= WIDE * args[1].shape[1]))
         if isinstance(made, torch.Tensor):
             if packet in SQUASHING and line:
                 self._squashed[made.data_ptr()] = line

@@ -16,6 +16,7 @@ GONE = 1e-3  # of the highest learning rate: below, nothing is learned any more
 OPTIMIZER = r"\b(\w*Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Muon)\("
 SHRINKING = 0.01  # of a weight, that decay takes in one step: all of it within some hundred steps
 MOVED = 1e-6  # of a weight's size in all steps that were seen: less is nothing, but for rounding
+LOW = 1e-6  # learning rate, at which weights hardly move
 MOST_KEPT = 1_000_000  # numbers of the weight that is kept to compare with
 STEPPING = r"Adam|RMSprop|Lion"  # optimisers that move each weight by about the rate
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
@@ -195,7 +196,7 @@ class Soundness:
         elif self._moved[0] > 5 and self._moved[1] < MOVED:
             text = f"The weights stand still: in all steps they have moved by {self._moved[1]:.1g} of their size"
             cure = "a higher learning rate; and look for gradients that are clipped or scaled to nearly nothing"
-            yield Unsound("STANDS_STILL", text, cure, r"clip_grad|" + OPTIMIZER)
+            yield Unsound("STANDS_STILL", text, cure, r"clip_grad" if self._highest > LOW else OPTIMIZER)
         yield from self._find_settings()
         if self._evaluated >= LEAST and self._evaluated > 0.4 * (self._evaluated + self._trained):
             text = "The model is trained in eval mode: dropout is off, and batch norm learns no statistics"

@@ -248,6 +248,8 @@ class Watch:
             hooks_line=self._find_text(r"\.register_\w*hook\("),
             padding=min((c.padding[:2] for c in self._counted if c.padding and not c.packed), default=(0.0, False)),
             padding_line=self._find_padding_line(),
+            last=max((c.last for c in self._counted), default=0),
+            last_line=self._find_text(r"\[:, *-1"),
             graphs=found.graphs,
             kept=self._find_kept() or self._kept,
             growth=self._find_growth(),

@@ -56,6 +56,8 @@ class Seen:
     hooks_line: Line | None = None  # that registers one
     padding: tuple[float, bool] = (0.0, False)  # share of the ids that a model reads; whether the longest row has some
     padding_line: Line | None = None
+    last: int = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
+    last_line: Line | None = None
     graphs: bool = False  # a validation builds graphs, and no pass backward follows
     growth: float = 0.0  # bytes a step, where memory grows steadily
     workers: int = 0  # of the loader
@@ -147,6 +149,10 @@ def _find(seen: Seen, limits: Limits):
         cure = "pad each batch to its own longest row: collate_fn with torch.nn.utils.rnn.pad_sequence; and batches of "
         cure += "rows of like length" if each else "rows of like length, sorted by it, for one long row fills up all"
         yield model * padded, "WASTED_WORK", "PADDING", text, _cure("less padding", model * padded, cure)
+    if seen.last:
+        text = f"A wide layer computes its outputs for {seen.last} steps in time, and one of them is used"
+        cure = "take the step that is used first: head(h[:, -1]), in place of head(h)[:, -1]"
+        yield model / 2, "WASTED_WORK", "LAST_STEP", f"{text}{_at(seen.last_line)}.", _cure("one step", model / 2, cure)
     if device_sets_pace:
         return  # the host waits: whatever line it waits at costs nothing
     outside = share["outside"] + share["validation"] - seen.inside
