@@ -24,7 +24,7 @@ from cpbkit.runs.planted import tell_changes
 from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.loop import Fit, fit
 from cpbkit.training.stack import Stack
-from cpbkit.windows.series import from_table, from_trace
+from cpbkit.windows.series import from_table, to_series
 from cpbkit.windows.windows import Windows
 
 TASK = PRESETS["bandwidth"].task
@@ -175,7 +175,7 @@ def test_rows_near_the_grid_are_put_on_it_and_missing_ones_stay_gaps(tmp_path):
     steps = np.diff(trace.frame.index.asi8) // 200_000_000
     assert steps[699] == 16 and (np.delete(steps, 699) == 1).all()
     assert trace.passport.missing == 15 and [gap.bars for gap in trace.passport.gaps] == [15]
-    series = from_trace(trace, TASK)
+    series = to_series(trace, TASK)
     assert series.segment[699] == 0 and series.segment[700] == 1 and series.step_seconds == 0.2
 
 
@@ -220,7 +220,7 @@ def test_no_trace_is_made_up_unasked(tmp_path):
     with pytest.raises(DataError, match="comes from a file of your own"):
         load_klines(PRESETS["bandwidth"])
     one = load_klines(vary(PRESETS["bandwidth"], source="synthetic"))["trace_200ms"]
-    assert one.passport.synthetic and from_trace(one, TASK).synthetic
+    assert one.passport.synthetic and to_series(one, TASK).synthetic
     path, _ = own_trace(tmp_path)
     assert list(load_klines(vary(PRESETS["bandwidth"], source="files", files=str(path)))) == ["trace_200ms"]
 

@@ -26,7 +26,7 @@ from cpbkit.runs.settle import Bars
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
 from cpbkit.windows.scaling import Scaler
-from cpbkit.windows.series import Series, from_klines, from_table, from_trace
+from cpbkit.windows.series import Series, from_table, to_series
 
 ABOUT = {  # of a model file, as `foreign.check` takes it
     **{"series": str, "experiment": dict, "synthetic": bool, "scaler": dict},
@@ -295,13 +295,13 @@ def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, 
         trace = read_trace(given, model.series) if isinstance(given, str | os.PathLike) else given
         if not isinstance(trace, Trace):
             raise DataError(f"{model.series} was trained on a network trace; give a Trace or its file")
-        return _whole_context(from_trace(trace, task), task, len(trace.frame)), ""
+        return _whole_context(to_series(trace, task), task, len(trace.frame)), ""
     if model.experiment.data.source == "table":
         if not isinstance(given, pd.DataFrame):
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame")
         return _whole_context(from_table(model.series, given, task.features, task.targets), task, len(given)), ""
     klines = closed_bars(model.series, given, now)
-    series = _whole_context(from_klines(klines, task), task, len(klines.frame))
+    series = _whole_context(to_series(klines, task), task, len(klines.frame))
     return series, hash_bars(klines.frame.tail(task.context))
 
 

@@ -79,7 +79,8 @@ def to_series(data: Klines | Trace | Table, task: Task) -> Series:
     if isinstance(data, Klines):
         return from_klines(data, task)
     if isinstance(data, Trace):
-        return from_trace(data, task)
+        series = from_table(data.passport.series, data.frame, task.features, task.targets)
+        return replace(series, synthetic=data.passport.synthetic)
     return from_table(data.name, data.frame, task.features, task.targets)
 
 
@@ -129,12 +130,6 @@ def from_klines(klines: Klines, task: Task) -> Series:
         heads=tuple(head for _, _, head in kinds),
         synthetic=klines.passport.synthetic,
     )
-
-
-def from_trace(trace: Trace, task: Task) -> Series:
-    """Build the columns of a task from a network trace; the bandwidth is forecast in bit/s."""
-    series = from_table(trace.passport.series, trace.frame, task.features, task.targets)
-    return replace(series, synthetic=trace.passport.synthetic)
 
 
 def from_table(name: str, table: pd.DataFrame, features: Sequence[str], targets: Sequence[str]) -> Series:
