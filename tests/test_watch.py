@@ -469,17 +469,22 @@ def test_a_validation_with_its_loader_is_one_thing():
     assert w.seen().shares["validation"] > 0.5 > w.seen().shares.get("data", 0)
 
 
-def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not():
-    for taken_off in (True, False):
-        model, optimizer, batches = make()
-        with watch(tell=False) as w:
-            for x, y in batches * 10:
-                handle = model[0].register_forward_hook(lambda *_: None)  # one more hook
-                step(model, optimizer, x, y)
-                if taken_off:
-                    handle.remove()
-        assert (w.seen().hooks > 0.5) != taken_off
-    assert w.diagnosis.reason == "hooks" and f"{HERE.name}:{line_of('# one more ' + 'hook')}" in w.diagnosis.text
+@pytest.mark.parametrize("of", ["a layer", "a weight", "a layer, taken off"])
+def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not(of):
+    model, optimizer, batches = make()
+    with watch(tell=False) as w:
+        for x, y in batches * 10:
+            if of == "a weight":
+                model[0].weight.register_hook(lambda _: None)
+            else:
+                handle = model[0].register_forward_hook(lambda *_: None)
+            step(model, optimizer, x, y)
+            if of == "a layer, taken off":
+                handle.remove()
+    assert (w.seen().hooks > 0.5) == (of != "a layer, taken off")
+    if of != "a layer, taken off":
+        line = line_of("model[0].weight." + "register_hook")
+        assert w.diagnosis.reason == "hooks" and f"{HERE.name}:{line}" in w.diagnosis.text
 
 
 class Reader(nn.Module):

@@ -181,10 +181,11 @@ class Soundness:
         elif self._emptied >= 3 and empty > WITHOUT:
             share = empty
             text = f"{share:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
-            cure = "take out what cuts the graph on the way: .detach(), .numpy(), .data, torch.tensor(x), no_grad()"
+            cure = "take out what cuts the graph on the way: .detach(), .item(), .numpy(), .data, argmax(), "
+            cure += "torch.tensor(x), no_grad()"
             cutting = r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad"
             # Of all: the loss itself is cut off, and made to be one that has a gradient.
-            again = r"requires_grad(_\(|\s*=\s*True)|\bVariable\("
+            again = r"requires_grad(_\(|\s*=\s*True)|loss.*(\.data\b|\bVariable\()"
             yield Unsound("NO_GRADIENT", text, cure, cutting if share < 1 else again)
         elif self._emptied > 4 and zero > 0.9:
             text = f"The gradients of {zero:.0%} of the weights are exactly 0 at every step: nothing reaches them"

@@ -49,7 +49,7 @@ BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the mod
 LIVE = 2.0  # s between two live lines, at the least
 GROWN = 100e6  # bytes of the process: less is its allocators settling in
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-PADDING = r"\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|\.ljust\("  # lines that fill rows up
+PADDING = r"\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|(zeros|full)\(.*(?i:max)|\.ljust\("  # lines that fill rows up
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 _told: dict[tuple[str, int], str] = {}  # place of a watch in the person's source -> the verdict it last gave
@@ -531,10 +531,12 @@ class Watch:
         return at and (self._find_text(PADDING) or self._line(at))
 
     def _count_hooks(self) -> int:
-        """Return the most hooks that one module of a model that was seen to run has."""
+        """Return the most hooks that one weight has, or one module of a model that was seen to run."""
         models = [model for ref in self.roles.modules.values() if (model := ref()) is not None]
         parts = {part for model in models for part in model.modules()}
-        return max((sum(len(getattr(part, name)) for name in HOOKS) for part in parts), default=0)
+        weights = list(weights_of(self._main)) if self._main else []
+        numbers = [sum(len(getattr(part, name)) for name in HOOKS) for part in parts]
+        return max([*numbers, *(len(weight._backward_hooks or ()) for weight in weights)], default=0)
 
     def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
         """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
