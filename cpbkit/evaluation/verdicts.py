@@ -217,13 +217,13 @@ def compare(
     """
     skill, low, high = _skill(loss, baseline_loss, horizon, count)
     notes: tuple[str, ...] = ()
-    statistic, p = map(float, metrics.cosine_test(loss - baseline_loss, horizon))
+    enough = is_enough(len(loss), horizon)
+    statistic, p = map(float, metrics.cosine_test(loss - baseline_loss, horizon)) if enough else (0.0, 1.0)
     if not baseline_loss.any():
         notes = ("the best baseline makes no error",)
-    elif not is_enough(len(loss), horizon):
+    elif not enough:
         least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
         notes = (f"{len(loss)} windows are too few to test {horizon} bars ahead; it takes {least}",)
-        statistic, p = 0.0, 1.0
     # The luckiest of several baselines was taken, so to lose against it happens by chance that many times as often.
     p = min(1.0, p * count) if statistic > 0 else p
     statistic = float(np.clip(statistic, -99, 99))
