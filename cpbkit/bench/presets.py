@@ -47,9 +47,12 @@ def bench_presets(
     with concurrent.futures.ProcessPoolExecutor(places, multiprocessing.get_context("spawn")) as pool:
         trial_seconds = QUICK_TRIAL_SECONDS if quick else TRIAL_SECONDS
         asked = {pool.submit(measure, name, models, trial_seconds, seconds): name for name in names}
-        for done in concurrent.futures.as_completed(asked):
-            rows[asked[done]] = done.result()
-            say(f"[{len(rows)}/{len(names)}] {asked[done]}: {done.result()['plan']}")
+        try:
+            for done in concurrent.futures.as_completed(asked):
+                rows[asked[done]] = done.result()
+                say(f"[{len(rows)}/{len(names)}] {asked[done]}: {done.result()['plan']}")
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an interrupt nobody waits for what has not begun
     return {
         "bench": "presets",
         **provenance.describe(),
