@@ -264,7 +264,7 @@ def test_a_preset_is_one_launch_on_a_gpu():
 def test_a_preset_is_diagnosed_and_stacked():
     found = diagnose(preset_step("quick", device="cpu"), seconds=4)
     assert found.failure == "" and found.measured.numbers.batch == 64
-    assert found.measured.numbers.rnn == "cells" and found.measured.numbers.loader == 0
+    assert found.measured.numbers.kernels > 100 and found.measured.numbers.loader == 0
     assert "stack of series" in {g.fix for g in found.gains}
     with pytest.raises(UnknownName, match="preset must be a known name; got 'gro'"):
         preset_step("gro")
