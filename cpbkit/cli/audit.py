@@ -107,7 +107,7 @@ def audit(
         return "\n\n".join(f"{name}\n{findings.to_string(index=False)}" for name, findings in found.items())
 
     show(document, as_json, text)
-    if any((findings["verdict"] == "FAIL").any() for findings in found.values()):
+    if any(finding["verdict"] == "FAIL" for findings in document.values() for finding in findings):
         raise click.exceptions.Exit(1)
 
 
