@@ -97,6 +97,15 @@ def recent_run(tmp_path_factory):
     return cpb.sweep("quick", folder=tmp_path_factory.mktemp("runs") / "recent", **given, **small)
 
 
+def terminal(*words, cli=None):
+    """Call a command as a terminal does, in this process; return what it showed and its exit code."""
+    from click.testing import CliRunner
+
+    from cpbkit.cli.main import cpbkit
+
+    return CliRunner().invoke(cli or cpbkit, [str(word) for word in words])
+
+
 @pytest.fixture
 def market() -> pathlib.Path:
     """Return the folder of real bars that CPBKIT_MARKET names, or skip."""

@@ -9,11 +9,10 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
+from conftest import terminal
 
 import cpbkit as cpb
 from cpbkit.api import Verdicts
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, DataError, RunError, SourceError, UnknownName
@@ -186,19 +185,19 @@ def test_a_change_of_settings_begins_another_run_and_a_repeat_finds_the_old(bars
 def test_the_terminal_forecasts_with_the_same_words(run, bars, tmp_path):
     path = tmp_path / "BTCUSDT_1h.csv"
     bars["BTCUSDT_1h"].frame.to_csv(path)
-    told = CliRunner().invoke(cpbkit, ["forecast", str(run.folder), "--symbols", "BTC", "--bars", str(path), "--json"])
+    told = terminal("forecast", run.folder, "--symbols", "BTC", "--bars", path, "--json")
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)["BTCUSDT_1h"]
     assert found["bars"][0]["time"] == "2025-02-01T00:00" and found["verdict"]
     want = run["BTCUSDT_1h"].forecast(bars["BTCUSDT_1h"], now=LATER).frame["close"].iloc[0]
     assert found["bars"][0]["close"] == pytest.approx(want, rel=1e-6)
     chosen = ["forecast", str(run.folder), "--symbols", "BTC,SOL"]
-    assert "has no model of SOLUSDT; it has BTCUSDT_1h" in CliRunner().invoke(cpbkit, chosen).output
-    both = CliRunner().invoke(cpbkit, ["forecast", str(run.folder), "--intervals", "1h", "--bars", str(path)])
+    assert "has no model of SOLUSDT; it has BTCUSDT_1h" in terminal(*chosen).output
+    both = terminal("forecast", run.folder, "--intervals", "1h", "--bars", path)
     assert both.exit_code == 2 and "choose one of BTCUSDT_1h, ETHUSDT_1h" in both.output
-    other = CliRunner().invoke(cpbkit, ["forecast", str(run.folder), "--symbols", "ETH", "--bars", str(path)])
+    other = terminal("forecast", run.folder, "--symbols", "ETH", "--bars", path)
     assert other.exit_code == 1 and "ETHUSDT_1h" in other.output and "BTCUSDT" in other.output
-    wrong = CliRunner().invoke(cpbkit, ["forecast", str(run.folder)])
+    wrong = terminal("forecast", run.folder)
     assert wrong.exit_code == 1 and "given as frames" in wrong.output
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
+from conftest import terminal
 
 import cpbkit as cpb
 from cpbkit.api import open_run
-from cpbkit.cli.main import cpbkit as cli
 from cpbkit.config.experiment import Task, difference, from_json, to_json, vary
 from cpbkit.config.presets import BANDWIDTH_CHANGES, NETWORK, PRESETS, one_change_each
 from cpbkit.data.load import load_klines
@@ -199,7 +198,7 @@ def test_a_sweep_trains_on_a_persons_traces_with_everything_the_preset_says(tmp_
         own_trace(tmp_path / "mine", NETWORK, name)
     small = ["--epochs", "1", "--set", "steps=2", "--set", "width=8", "--set", "batch=16"]
     where = ["--files", str(tmp_path / "mine"), "--executor", "local", "--run", str(tmp_path / "run"), "--json"]
-    told = CliRunner().invoke(cli, ["sweep", "--preset", "bandwidth", *where, *small])
+    told = terminal("sweep", "--preset", "bandwidth", *where, *small)
     assert told.exit_code == 0, told.output
     run = RunFolder(tmp_path / "run")
     assert sorted(line.series for line in run.results()) == ["home_200ms", "train_200ms"]
@@ -215,7 +214,7 @@ def test_a_sweep_trains_on_a_persons_traces_with_everything_the_preset_says(tmp_
 
 
 def test_no_trace_is_made_up_unasked(tmp_path):
-    told = CliRunner().invoke(cli, ["sweep", "--preset", "bandwidth", "--run", str(tmp_path / "run")])
+    told = terminal("sweep", "--preset", "bandwidth", "--run", tmp_path / "run")
     assert told.exit_code == 2 and "which trace?" in told.output and "--source synthetic" in told.output
     with pytest.raises(DataError, match="comes from a file of your own"):
         load_klines(PRESETS["bandwidth"])

@@ -15,8 +15,8 @@ import click
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from conftest import ROOT
+from conftest import terminal as run
 from test_report import write_run
 from test_views import EXPERIMENT, FAILED, SICK, made_up_results
 
@@ -37,10 +37,6 @@ from cpbkit.gpu_check.doctor import Examination
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.plan import Plan
-
-
-def run(*arguments, cli=cpbkit):
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 def failing(error):

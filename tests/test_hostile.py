@@ -13,12 +13,10 @@ import filelock
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
-from conftest import walk
+from conftest import terminal, walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import Experiment
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
@@ -60,8 +58,8 @@ def test_documents_of_a_run_are_used_or_count_as_lost(run, name, data):
     (run / name).write_text(json.dumps(told, allow_nan=True))
     with filelock.FileLock(run / ".lock"):  # as if a sweep were at work, whose word is shown
         read(RunFolder(run))
-        shown = CliRunner().invoke(cpbkit, ["status", str(run)])
-        told = CliRunner().invoke(cpbkit, ["status", str(run), "--json"])
+        shown = terminal("status", run)
+        told = terminal("status", run, "--json")
     assert shown.exit_code == told.exit_code == 0, (shown.exception, shown.output)
     assert "\x1b" not in shown.output and json.loads(told.stdout)["total"] == 40
     (run / name).unlink()
@@ -103,9 +101,7 @@ PRESET = {
 def test_a_preset_of_a_stranger_is_refused_in_one_line(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(PRESET[name])
-    shown = CliRunner().invoke(
-        cpbkit, ["sweep", "--preset", str(path), "--source", "synthetic", "--run", str(tmp_path)]
-    )
+    shown = terminal("sweep", "--preset", path, "--source", "synthetic", "--run", tmp_path)
     assert shown.exit_code in (1, 2) and not isinstance(shown.exception, RecursionError)
     said = shown.output.strip()
     assert said.startswith(("Error", "Usage", "cpbkit")) and len(said) < 1500, said[:300]

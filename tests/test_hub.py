@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
+from conftest import terminal
 from hub_server import hub_in_use, speak_to
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, RunError
 from cpbkit.hub import client
@@ -217,7 +216,7 @@ def test_what_is_wrong_is_told_in_one_line_with_the_remedy(run, bars, hub, monke
 
 def test_a_run_that_is_neither_here_nor_on_the_hub_is_told(hub):
     for place, words in (("rnu", "named user/name"), ("me/rnu", "it is not there")):
-        done = CliRunner().invoke(cpbkit, ["record", place, "--repo", "me/record"])
+        done = terminal("record", place, "--repo", "me/record")
         assert done.exit_code == 1 and f"{place} is no run folder here, and " in done.output and words in done.output
 
 
@@ -229,7 +228,7 @@ def test_a_token_that_ends_on_the_way_is_told(run, hub):
 
 def test_without_a_token_the_remedy_is_told(run, hub, monkeypatch):
     monkeypatch.setattr(client, "get_token", lambda: None)
-    shown = CliRunner().invoke(cpbkit, ["publish", str(run.folder), "--repo", "me/forty"])
+    shown = terminal("publish", run.folder, "--repo", "me/forty")
     assert shown.exit_code == 1 and "hf auth login" in shown.output and not hub.calls
 
 
@@ -246,7 +245,7 @@ def test_a_repository_of_something_else_is_left_alone(run, hub, bars, tmp_path):
 
 def test_a_dry_run_writes_what_would_be_published_and_asks_nobody(run, hub, tmp_path):
     out = tmp_path / "look"
-    shown = CliRunner().invoke(cpbkit, ["publish", str(run.folder), "--repo", "me/forty", "--dry-run", str(out)])
+    shown = terminal("publish", run.folder, "--repo", "me/forty", "--dry-run", out)
     assert shown.exit_code == 0 and (out / INDEX).exists() and not hub.calls
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
+from conftest import terminal
 from torch import nn
 
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import Task, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.klines import validate
@@ -253,7 +252,7 @@ def test_the_command_fails_where_a_planted_one_is_missed(monkeypatch):
     for found, code in (([], 0), ([missed], 1)):
         monkeypatch.setattr(planted, "plant_leaks", lambda found=found: found)
         monkeypatch.setattr(planted, "plant_sicknesses", lambda: [dead])
-        shown = CliRunner().invoke(cpbkit, ["audit", "--inject"])
+        shown = terminal("audit", "--inject")
         assert shown.exit_code == code and "gradient SICK" in shown.stdout
         assert ("nothing changes" in shown.stdout) == bool(code)
 

@@ -7,11 +7,9 @@ import sys
 
 import pytest
 import torch
-from click.testing import CliRunner
-from conftest import ROOT
+from conftest import ROOT, terminal
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
@@ -86,10 +84,10 @@ def test_the_terminal_asks_for_consent_before_it_runs_what_a_run_names(here, bar
     given.to_csv("BTCUSDT_1h.csv")
     cpb.sweep("quick", data=bars, name="parts_here:Net", folder="run", **SMALL)
     words = ["forecast", "run", "--bars", "BTCUSDT_1h.csv"]
-    shown = CliRunner().invoke(cpbkit, words)
+    shown = terminal(*words)
     assert shown.exit_code == 1 and "--trust-code" in shown.output
-    assert CliRunner().invoke(cpbkit, [*words, "--trust-code"]).exit_code == 0
-    shown = CliRunner().invoke(cpbkit, ["audit", "run"])
+    assert terminal(*words, "--trust-code").exit_code == 0
+    shown = terminal("audit", "run")
     assert shown.exit_code == 1 and "--trust-code" in shown.output
 
 
@@ -164,9 +162,6 @@ def test_the_page_on_own_parts_holds_what_works(here, bars):
     run = cpb.sweep("mine.json", data=bars, folder="run", **(SMALL | parts))
     assert run.results[0].status == "done" and run.experiment.preset == "mine"
     options = set(re.findall(r"`(?:cpbkit sweep )?(--[\w-]+)", text))
-    shown = (
-        CliRunner().invoke(cpbkit, ["sweep", "--help"]).output
-        + CliRunner().invoke(cpbkit, ["forecast", "--help"]).output
-    )
+    shown = terminal("sweep", "--help").output + terminal("forecast", "--help").output
     assert options and all(option in shown for option in options)
     sys.modules.pop("mine", None)

@@ -5,10 +5,9 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from conftest import terminal
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
@@ -176,7 +175,7 @@ def test_runs_side_by_side_and_validation_chooses_even_the_worse(tmp_path):
     (best,) = found.best.to_dict("records")
     assert (best["run"], best["validation"]) == ("bad", 0.6) and best["skill %"] < 0, "chosen by validation, not test"
     assert "By validation: 0 of 1 beat" in str(found) and found.plot().png().startswith(b"\x89PNG")
-    shown = CliRunner().invoke(cpbkit, ["compare", str(good), str(bad), "--json", "--plot", str(tmp_path / "a.png")])
+    shown = terminal("compare", good, bad, "--json", "--plot", tmp_path / "a.png")
     assert json.loads(shown.stdout) == found.to_dict() and (tmp_path / "a.png").exists()
     other = write_run(tmp_path / "other", 0.9, 0.1, loss="mae")
     told = cpb.compare(good, other)

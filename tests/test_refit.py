@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
+from conftest import terminal
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import RunError
 from cpbkit.evaluation.verdicts import OLD
@@ -132,10 +131,8 @@ def test_what_cannot_be_refitted_is_told(run, child, tmp_path):
 
 def test_the_terminal_refits_and_status_names_the_parent(run, tmp_path):
     out = str(tmp_path / "out")
-    done = CliRunner().invoke(
-        cpbkit, ["refit", str(run.folder), "--until", "2025-02-25", "--run", out, "--workers", "1"]
-    )
+    done = terminal("refit", run.folder, "--until", "2025-02-25", "--run", out, "--workers", "1")
     assert done.exit_code == 0 and "price (old weights)" in done.output
-    told = CliRunner().invoke(cpbkit, ["status", out])
+    told = terminal("status", out)
     assert f"A refit of {run.folder}, begun from its weights" in told.output
-    assert json.loads(CliRunner().invoke(cpbkit, ["status", out, "--json"]).stdout)["parent"] == str(run.folder)
+    assert json.loads(terminal("status", out, "--json").stdout)["parent"] == str(run.folder)

@@ -10,12 +10,11 @@ import time
 
 import jsonschema
 import pytest
-from click.testing import CliRunner
+from conftest import terminal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import serve as bench
-from cpbkit.cli.main import cpbkit
 from cpbkit.errors import SourceError
 from cpbkit.runs import trained
 from cpbkit.serve import server as serving
@@ -217,7 +216,7 @@ def test_slow_requests_are_cut_and_nobody_waits_for_them(port):
 def test_a_port_that_is_taken_and_a_run_that_is_not_there_are_told(port, recent_run):
     taken = "Address already in use. Take another --port"
     for folder, words in ((recent_run.folder, taken), ("no", "is no run folder")):
-        done = CliRunner().invoke(cpbkit, ["serve", str(folder), "--port", str(port)])
+        done = terminal("serve", folder, "--port", port)
         assert done.exit_code == 1 and words in done.output and done.output.count("\n") == 1
 
 

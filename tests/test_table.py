@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
+from conftest import terminal
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
@@ -220,8 +219,8 @@ def test_a_missing_value_is_told_with_its_place_and_can_be_left_out(tmp_path):
         run_series(frame, "t", plan("persistence", frame), (180, 60, 60))
     frame.rename_axis("time").to_csv(tmp_path / "t.csv")
     wish = ["series", tmp_path / "t.csv", "--model", "persistence", "--context", "8", "--horizon", "2"]
-    assert "--drop-missing" in CliRunner().invoke(cpbkit, list(map(str, wish))).output
-    shown = CliRunner().invoke(cpbkit, [*map(str, wish), "--drop-missing"])
+    assert "--drop-missing" in terminal(*wish).output
+    shown = terminal(*wish, "--drop-missing")
     assert shown.exit_code == 0 and "no window crosses one of the 1 gaps" in shown.output
 
 
@@ -242,14 +241,14 @@ def test_a_run_on_a_table_is_audited_from_python_and_by_its_file(tmp_path, monke
     frame.rename_axis("time").to_csv(tmp_path / "anything.csv")
     settings = [f"--set={name}={value}" for name, value in (told | {"targets": "c0"}).items()]
     wish = ["audit", "--placebos", "2", "--json", "--table", str(tmp_path / "city.csv")]
-    shown = CliRunner().invoke(cpbkit, [*wish, "--preset", "ridge_ar", *settings])
+    shown = terminal(*wish, "--preset", "ridge_ar", *settings)
     leak = {one["check"]: one["verdict"] for one in json.loads(shown.stdout)["city"]}
     assert shown.exit_code == 1 and leak["no feature tells too much"] == "FAIL"
-    assert "load must be the table" in CliRunner().invoke(cpbkit, [*wish, str(tmp_path / "run")]).output
-    shown = CliRunner().invoke(cpbkit, [*wish[:-1], str(tmp_path / "anything.csv"), str(tmp_path / "run")])
+    assert "load must be the table" in terminal(*wish, tmp_path / "run").output
+    shown = terminal(*wish[:-1], tmp_path / "anything.csv", tmp_path / "run")
     assert shown.exit_code == 0, shown.output
     assert list(json.loads((tmp_path / "run" / "audit.json").read_text())) == ["load"]
-    assert "leave out --symbols" in CliRunner().invoke(cpbkit, [*wish, "--symbols", "BTC"]).output
+    assert "leave out --symbols" in terminal(*wish, "--symbols", "BTC").output
 
 
 def test_a_table_is_audited_before_any_sweep(monkeypatch):

@@ -1,12 +1,11 @@
 """What somebody else wrote does not command a terminal, and a password goes no further."""
 
 import pytest
-from click.testing import CliRunner
+from conftest import terminal
 from hypothesis import given
 from hypothesis import strategies as st
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.errors import CpbkitError, RunError
 from cpbkit.texts import printable, redact
 
@@ -66,5 +65,5 @@ def test_a_hostile_ledger_commands_no_terminal_and_runs_no_script_in_a_notebook(
     (tmp_path / "results.jsonl").write_text(line.to_json() + "\n")
     page = cpb.open_run(tmp_path).verdicts()._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page
-    shown = CliRunner().invoke(cpbkit, ["verdict", str(tmp_path)])
+    shown = terminal("verdict", tmp_path)
     assert shown.exit_code == 0 and "\x1b" not in shown.output

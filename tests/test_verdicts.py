@@ -6,11 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from conftest import terminal
 from scipy.signal import lfilter
 from test_baselines import make_series, walk
 
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.evaluation import baselines, metrics, verdicts
@@ -374,7 +373,7 @@ def test_seeds_side_by_side_are_their_spread(tmp_path):
         (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
 
     def compare(*arguments):
-        return CliRunner().invoke(cpbkit, ["compare", *map(str, arguments)])
+        return terminal("compare", *arguments)
 
     (row,) = json.loads(compare(*folders[:2], "--json").stdout)["seeds"]
     assert (row["series"], row["seeds"], row["BEATS"], row["TIES"]) == ("BTCUSDT_1h", 2, 1, 1)

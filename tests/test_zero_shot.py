@@ -8,11 +8,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from conftest import walk
+from conftest import terminal, walk
 
 import cpbkit as cpb
-from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import OHLC, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
@@ -246,5 +244,5 @@ def test_without_the_library_the_preset_says_what_to_install(monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "chronos", None)
     zero_shot.load.cache_clear()
     days = ["--source", "synthetic", "--start", "2025-01-01", "--end", "2025-01-31", "--run", str(tmp_path / "run")]
-    shown = CliRunner().invoke(cpbkit, ["sweep", "--preset", "chronos", *days])
+    shown = terminal("sweep", "--preset", "chronos", *days)
     assert shown.exit_code == 1 and 'pip install "cpbkit[zeroshot]"' in shown.output
