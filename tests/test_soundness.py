@@ -16,9 +16,13 @@ X, Y = torch.randn(32, 8), torch.randn(32, 1)
 STEPS = 2500  # a second or so, for the watch looks at a part of the steps
 
 
-def make():
+def net():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+def make():
+    model = net()
     return model, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
@@ -46,7 +50,7 @@ def broadcast():
 
 
 def remade():
-    model, _ = make()
+    model = net()
     for _ in range(STEPS):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # make
         step(model, optimizer)
@@ -88,11 +92,11 @@ def rate_gone():
         scheduler.step()  # rate
 
 
-def fit(optimizer=None, before=lambda model: None, after=lambda model, optimizer: None):
-    model, usual = make()
+def fit(optimizer=torch.optim.Adam, before=lambda model: None, after=lambda model, optimizer: None):
+    model = net()  # the line that makes the optimiser may be asked for: there is no other
     before(model)
-    optimizer = optimizer(model.parameters()) if optimizer else usual
-    for _ in range(STEPS // 4):
+    optimizer = optimizer(model.parameters())
+    for _ in range(STEPS):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(X), Y).backward()  # fit
         after(model, optimizer)
@@ -101,7 +105,7 @@ def fit(optimizer=None, before=lambda model: None, after=lambda model, optimizer
 
 def zeroed_too_soon():
     model, optimizer = make()
-    for _ in range(STEPS // 4):
+    for _ in range(STEPS):
         nn.functional.mse_loss(model(X), Y).backward()
         optimizer.zero_grad()  # zeroed
         optimizer.step()
@@ -112,9 +116,9 @@ def never_above_zero():
 
 
 def clipped_to_nothing():
-    model, _ = make()
+    model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)  # still
-    for _ in range(STEPS // 4):
+    for _ in range(STEPS):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(X), Y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -126,12 +130,12 @@ def decayed():
 
 
 def too_high_a_rate():
-    fit(lambda weights: torch.optim.Adam(weights, lr=10.0))  # too high
+    fit(lambda weights: torch.optim.Adam(weights, lr=1000.0))  # too high
 
 
 def wrapped_anew():
     model, optimizer = make()
-    for _ in range(STEPS // 2):
+    for _ in range(STEPS):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(X), Y)
         loss = torch.tensor(loss.item(), requires_grad=True)  # wrapped
@@ -172,7 +176,7 @@ class Classes(nn.Module):
 def classify(squash, loss_of, y=LABELS, outputs=4):
     model = Classes(squash, outputs)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(STEPS // 4):
+    for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(model(X), y).backward()  # classify
         optimizer.step()
@@ -239,6 +243,19 @@ def gradients_that_are_added_up():
         if i % 4 == 3:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
+
+
+def logits_where_a_probability_was():
+    """The memory of a probability that is gone holds numbers that may lie between 0 and 1 as well."""
+    critic = nn.Linear(8, 1)
+    nn.init.zeros_(critic.weight)
+    nn.init.constant_(critic.bias, 0.5)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-6)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        torch.sigmoid(Y)
+        nn.functional.binary_cross_entropy_with_logits(critic(X), torch.sigmoid(Y)).backward()
+        optimizer.step()
 
 
 def two_optimisers():
@@ -358,6 +375,7 @@ RIGHT = [
     a_student_after_its_teacher,
     gradients_that_are_added_up,
     two_optimisers,
+    logits_where_a_probability_was,
     phases_of_one_loop,
     a_cosine,
     a_frozen_part,

@@ -7,6 +7,7 @@ from types import FrameType
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from cpbkit.gpu_check.call_stacks import TORCH, Roles
@@ -66,7 +67,7 @@ class Operators(TorchDispatchMode):
         self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
         self._thin = 0, 0  # (place in memory of a gradient that is 0 but for one step in time, steps)
         self.packed = False  # a recurrent layer is told the lengths of its rows
-        self._squashed: dict[int, tuple[int, int]] = {}  # place in memory of a probability -> line
+        self._squashed: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}  # place in memory of a probability: line
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
         # Operators forward, and those of them within nn.LSTM or nn.GRU, which on a CPU may be thousands: that is how
         # torch writes them, and no fault of the loop.
@@ -121,7 +122,7 @@ class Operators(TorchDispatchMode):
         if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
             self._take(line, packet, args[0].shape[0])
         if line and torch.is_grad_enabled() and (reason := self._find_wrong(packet, args)):
-            made = self._squashed.get(args[0].data_ptr()) if reason != "BROADCAST" else None
+            made = self._find_squashed(args[0]) if reason != "BROADCAST" else None
             self.wrong[reason] = made or line
         self.packed |= packet is aten._pack_padded_sequence
         if line and packet is aten.embedding and (padding := _find_padding(args[1])):
@@ -145,8 +146,8 @@ class Operators(TorchDispatchMode):
         if packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
             self.last = max(self.last, self._thin[1] * (len(args[1]) >= WIDE * args[1].shape[1]))
         if isinstance(made, torch.Tensor):
-            if packet in SQUASHING and line:
-                self._squashed[made.data_ptr()] = line
+            if packet in SQUASHING and line and torch.is_grad_enabled():  # a loss's own runs in its pass backward
+                self._squashed[made.data_ptr()] = StorageWeakRef(made.untyped_storage()), line
             kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
             kind[0] += 1
             kind[1] = min(kind[1], seconds)
@@ -182,9 +183,14 @@ class Operators(TorchDispatchMode):
             return "NO_LOGARITHMS" if mixed or _are_probabilities(rows) else ""
         if packet is aten._log_softmax:
             return "PROBABILITIES" if _are_probabilities(_to_rows(x, args[1])) else ""
-        if packet is aten.binary_cross_entropy_with_logits and x.data_ptr() in self._squashed:
+        if packet is aten.binary_cross_entropy_with_logits and self._find_squashed(x):
             return "PROBABILITIES" if x.numel() >= LEAST_PAIRS and bool(((x >= 0) & (x <= 1)).all()) else ""
         return ""
+
+    def _find_squashed(self, x: torch.Tensor) -> tuple[int, int] | None:
+        """Return the line that made a probability, where it still is what lies in that place of memory."""
+        storage, line = self._squashed.get(x.data_ptr(), (None, None))
+        return None if storage is None or storage.expired() else line
 
     @property
     def own_count(self) -> float:
