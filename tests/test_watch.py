@@ -118,6 +118,23 @@ def test_a_fused_optimiser_is_advised_for_measured_time_alone():
     slow = judge_loop(seen(shares={"optimiser": 0.8}))
     assert [fix.name for fix in slow.fixes] == ["fused optimiser"]
     assert not judge_loop(seen(operators=500)).fixes
+    assert not judge_loop(seen(shares={"optimiser": 0.8}, fused=False)).fixes, "LBFGS has no such option"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_whether_an_optimiser_can_be_fused_is_read_from_its_constructor(kind):
+    weight = nn.Parameter(torch.ones(4, 2))
+    optimizer = kind([weight], lr=0.1)
+
+    def close():
+        weight.grad = torch.ones(4, 2).to_sparse(1) if kind is torch.optim.SparseAdam else torch.ones(4, 2)
+        return 0.0
+
+    with watch(tell=False) as w:
+        for _ in range(5):
+            close()
+            optimizer.step(close)
+    assert w.steps == 5 and w.seen().fused == (kind is torch.optim.Adam)
 
 
 def test_threads_that_nobody_set_and_embeddings_that_are_read_whole_are_no_fault():
@@ -367,6 +384,54 @@ def test_a_frozen_part_of_the_model_is_no_validation():
         for _ in range(40):
             step(model, optimizer, x, torch.ones(256, 1))
     assert w.seen().shares.get("validation", 0) == 0 and w.seen().shares["forward"] > 0.4
+
+
+def fit(model, optimizer, x, steps, teacher=None):
+    for _ in range(steps):
+        y = torch.zeros(len(x), 64)
+        if teacher:
+            with torch.no_grad():
+                y = teacher(x)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_teacher_that_was_trained_before_in_the_same_loop_is_no_validation(frozen):
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 64))
+    student, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(512, 64)
+    with watch(tell=False) as w:
+        fit(teacher, torch.optim.SGD(teacher.parameters(), lr=0.1), x, 40)
+        teacher.eval().requires_grad_(not frozen)
+        fit(student, torch.optim.SGD(student.parameters(), lr=0.1), x, 200, teacher)
+    assert w.seen().shares.get("validation", 0) == 0, w.report()
+    assert w.verdict == "DEVICE_BOUND"
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_data_that_a_policy_makes_is_not_to_be_made_before_training(asks):
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 3))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with watch(tell=False) as w:
+        for _ in range(300):
+            state, states, action = torch.randn(64, 2), [], torch.zeros(64)
+            with torch.no_grad():
+                for _ in range(80):
+                    if asks:
+                        action = torch.distributions.Categorical(logits=policy(state)).sample()
+                    noise = torch.randn(64, 2) + action[:, None]
+                    state = (state + 0.1 * noise.sin() * noise.cos().exp()).clamp(-1, 1)
+                    states.append(state)
+            loss = policy(states[-1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert w.seen().shares["data"] > 0.3, w.report()
+    assert w.verdict == ("DEVICE_BOUND" if asks else "DATA_STARVED"), w.report()
+    assert ("asked" in w.diagnosis.text) == asks
 
 
 def test_a_function_whose_lines_are_many_is_named_as_one():

@@ -1,5 +1,6 @@
 """From looks at a thread's stack to shares of a loop's time, by phase and by line of the person's code: pure."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -44,13 +45,14 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
 
 
 READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
+REPLAY = r"zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
 CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), r"next\( *iter\(", "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"),
     ({"waiting"}, r"\bq(ueue)?\.get|\.get\(",
      "what gives the batches is slower than the loop: several of it, or batches that are made before"),
     ({"re"}, r"\bre\.|\.lower\(|\.split\((\)|[\"'])|tokeni[sz]e|json\.loads|strptime|literal_eval",
      "parse and tokenise once, before training, and keep the numbers"),
-    (set(), r"zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b",
+    (set(), REPLAY,
      "draw the numbers of the rows first, and take those rows alone; keep what was seen in arrays that are written and "
      "read by index, not in a list that is converted each time"),
     ({"pandas", "NumPy"}, r"\[",
@@ -104,6 +106,7 @@ class Attribution:
     inside: float  # seconds of validation in the loop over batches
     loop: Span | None
     graphs: bool = False  # forward passes of a validation build graphs, and no pass backward follows them
+    asked: bool = False  # most of the data is made by asking the trained model, as where a policy acts
 
 
 def attribute(
@@ -112,15 +115,18 @@ def attribute(
     step: tuple[tuple[int, int], ...],
     tracked: Collection[tuple[int, int]] = (),
     backward: tuple[tuple[int, int], ...] = (),
+    others: Collection[int] = (),
 ) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
     step, backward: the own lines on the stack at an optimiser's step, and at a pass backward, innermost first.
     tracked: own lines that compute towards a loss, outside any module too.
+    others: identities of modules that are not trained, or not any more.
     """
     names = [Code(code.co_filename, code.co_name) for code in codes]
     loop, owner, at = find_training_loop(step, names, seen, backward)
     trained = {s.root for s in seen if s.phase in ("forward", "backward") and not s.quiet and not _quiet(s, names)}
+    trained.difference_update(others)
     of_step = {number for number, _ in step}
     regions: set[object] = set()
 
@@ -150,6 +156,12 @@ def attribute(
         if first_phase(s) == "validation":
             regions.add(_region(s, names, of_step, loop, at))
     regions.discard(None)
+    asking: list[int] = []  # lines of the loop over batches at which the trained model is asked without gradients
+    for s in seen:
+        if s.phase == "forward" and s.root in trained and (s.quiet or _quiet(s, names)) and first_phase(s) == "forward":
+            asking += [line for number, line in s.own if number == owner and line < at.get("forward", 0)]
+    asks = min(asking, default=math.inf)
+    made = 0.0  # seconds of data from there on
 
     accounts: defaultdict[str, float] = defaultdict(float)
     lines: defaultdict[tuple, float] = defaultdict(float)
@@ -168,6 +180,7 @@ def attribute(
             header = within and here <= head
             before = loop is not None and within and head < here < at.get("forward", 0) and source.counts_only(loop)
             account = "data" if (header or before) and not drawing else "rest"
+            made += seconds * (account == "data" and here >= asks)
         if loop and not within and account in ("rest", "data"):
             account = "outside"
         if account == "validation":
@@ -202,7 +215,8 @@ def attribute(
         found.append(Line(file, line, text, account, seconds, kind, caller, caller_file, by_torch, function, around))
     found.sort(key=lambda line: -line.seconds)
     graphs_found = graphs > GRAPHS * forward and not backward_too
-    return Attribution(dict(accounts), tuple(found), inside, loop, graphs_found)
+    asked = made > 0.5 * accounts["data"]
+    return Attribution(dict(accounts), tuple(found), inside, loop, graphs_found, asked)
 
 
 def find_training_loop(
@@ -230,8 +244,11 @@ def _find_forward(loop: Span, step: int, owner: int, seen: Mapping[CallStack, fl
     """Return the line up to which a body prepares its batch: of the first call of a model."""
     for line in range(loop.head + 1, step + 1):
         if re.search(r"model\(|net\(|loss", source.read_line(loop.file, line)):
-            return line
-    lines = [line for s in seen if s.phase == "forward" for n, line in s.own if n == owner and loop.head < line < step]
+            if not source.is_without_gradients(loop.file, line):  # there it makes its batch, as where a policy acts
+                return line
+    learning = (s for s in seen if s.phase == "forward" and not s.quiet)
+    lines = [line for s in learning for n, line in s.own if n == owner and loop.head < line < step]
+    lines = [line for line in lines if not source.is_without_gradients(loop.file, line)]
     return min(lines, default=step)
 
 

@@ -1,6 +1,7 @@
 """A person's own training loop, watched as it runs: what it waits for, the line that costs the time, and the cure."""
 
 import contextlib
+import inspect
 import linecache
 import math
 import re
@@ -77,6 +78,7 @@ class Watch:
         self._turns = 0  # steps of others since its last
         self._turned = 0  # steps at the last of these
         self._optimizers: dict[int, set[int]] = {}  # identities of the weights that each one moves
+        self._past: set[int] = set()  # identities of the weights whose training is over
         self._soundness = Soundness()
         self._stepped = 0  # steps at the last pass backward
         self._reached: dict[int, int] = {}  # identities of the weights that backward reaches -> their numbers
@@ -203,7 +205,8 @@ class Watch:
     def seen(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
         tracked = {at for c in self._counted for at, calls in c.lines.items() if at is not None and calls.tracked}
-        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked, self._backward)
+        others = self._find_others()
+        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked, self._backward, others)
         total = sum(found.seconds.values()) or 1.0
         shares = {name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds}
         whole = max((c.count for c in self._counted), default=0)  # some steps may be parts, as of several optimisers
@@ -251,6 +254,8 @@ class Watch:
             last=max((c.last for c in self._counted), default=0),
             last_line=self._find_text(r"\[:, *-1"),
             graphs=found.graphs,
+            asked=found.asked,
+            fused="fused" in inspect.signature(type(self._main)).parameters if self._main else False,
             kept=self._find_kept() or self._kept,
             growth=self._find_growth(),
             workers=workers,
@@ -284,6 +289,8 @@ class Watch:
             self._turns = (self._turns if self.steps == self._turned else 0) + (optimizer is not self._main)
             self._turned = self.steps
             if self._main is None or (self._optimizer is None and self._turns > TURNS):
+                self._past |= self._optimizers.get(id(self._main), set())
+                self._past -= self._optimizers[id(optimizer)]
                 self._main = optimizer
             if optimizer is self._main:
                 self._note_step(time.perf_counter(), sys._getframe(1), optimizer)
@@ -503,6 +510,15 @@ class Watch:
             s: seconds
             for s, seconds in dict(self._sampler.seen).items()
             if any(span.holds(files[number], line) for number, line in s.own)
+        }
+
+    def _find_others(self) -> set[int]:
+        """Return modules that are frozen or whose training is over, such as a teacher, by identity."""
+        weights = {number: list(model.parameters()) for number, ref in self.roles.modules.items() if (model := ref())}
+        return {
+            number
+            for number, held in weights.items()
+            if held and all(not weight.requires_grad or id(weight) in self._past for weight in held)
         }
 
     def _find_unused(self) -> float:

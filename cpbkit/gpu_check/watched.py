@@ -1,6 +1,7 @@
 """From what a watch has seen of a loop to a verdict with advice: pure."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from cpbkit.gpu_check import source
 from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Diagnosis, Fix
 from cpbkit.gpu_check.numbers import NAN, Policy
-from cpbkit.gpu_check.shares import Line, cure_of, cure_of_data
+from cpbkit.gpu_check.shares import REPLAY, Line, cure_of, cure_of_data
 from cpbkit.gpu_check.soundness import Unsound
 
 LEAST_LOOKS, LEAST_STEPS = 30, 3
@@ -59,6 +60,8 @@ class Seen:
     last: int = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
     last_line: Line | None = None
     graphs: bool = False  # a validation builds graphs, and no pass backward follows
+    asked: bool = False  # the trained model makes most of its data, as where a policy acts
+    fused: bool = True  # the optimiser has such an option
     growth: float = 0.0  # bytes a step, where memory grows steadily
     workers: int = 0  # of the loader
     starts: int = 0  # of workers
@@ -182,6 +185,7 @@ def _find(seen: Seen, limits: Limits):
         below = [one for one in seen.lines if one.account == "data" and one.caller]
         if line and not line.caller and below and 2 * below[0].seconds > line.seconds:
             line = below[0]
+    if share["data"] > limit and (not seen.asked or (line and re.search(REPLAY, line.text))):
         reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
         cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
         if not seen.workers:
@@ -284,7 +288,7 @@ def _find(seen: Seen, limits: Limits):
         yield 0.35, verdict, "SMALL_BATCH", text, _cure("a batch", model, "DataLoader(..., batch_size=64)")
     if seen.starting > limits.starting and seen.operators > limits.operators:
         reason = "RNN_NOT_CUDNN" if seen.gates >= 40 else "MANY_SMALL_OPS"
-        if reason == "MANY_SMALL_OPS" and share["optimiser"] > max(share["forward"], share["backward"]):
+        if reason == "MANY_SMALL_OPS" and share["optimiser"] > max(share["forward"], share["backward"]) and seen.fused:
             reason = "OPTIMIZER_FOR_LOOP"
         cure = {
             "RNN_NOT_CUDNN": "nn.LSTM or nn.GRU over the whole sequence, in place of a cell in a loop",
@@ -305,7 +309,7 @@ def _cure(name: str, share: float, note: str) -> tuple[Fix, ...]:
 
 def _advise_beside(seen: Seen, limits: Limits, verdict: str):
     share = seen.shares.get("optimiser", 0.0)
-    if share > limits.optimizer and verdict == "DEVICE_BOUND":
+    if share > limits.optimizer and verdict == "DEVICE_BOUND" and seen.fused:
         yield Fix("fused optimiser", 1 / (1 - share), f"the optimiser takes {share:.0%} of the time: fused=True", True)
     if seen.on_gpu and seen.busy < limits.busy and verdict == "DEVICE_BOUND":
         yield Fix("diagnose(step)", NAN, "tells host from device, and measures what each fix gains", True)
@@ -344,6 +348,9 @@ def _say_healthy(seen: Seen) -> str:
     model = sum(seen.shares.get(name, 0.0) for name in ("forward", "backward", "optimiser"))
     if seen.on_gpu:
         return "The device or the model itself sets the pace: nothing of the host stands out."
+    if seen.asked:
+        data = seen.shares.get("data", 0.0)
+        return f"Training takes {model:.0%} of the time, and {data:.0%} the data that the model is asked for itself."
     return f"The model itself sets the pace: forward, backward and optimiser take {model:.0%} of the time."
 
 
