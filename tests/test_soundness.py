@@ -203,7 +203,15 @@ def one_class():
     classify(lambda x: x, nn.CrossEntropyLoss(), torch.zeros_like(LABELS), 1)
 
 
+def of_an_earlier_model():
+    optimizer = torch.optim.SGD(nn.Linear(8, 1).parameters(), lr=0.01)  # of another
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
 WRONG = {
+    of_an_earlier_model: ("OTHER_WEIGHTS", "# of another"),
     zeroed_too_soon: ("ZEROED_TOO_SOON", "# zeroed"),
     never_above_zero: ("ZERO_GRADIENTS", "# fit"),
     clipped_to_nothing: ("STANDS_STILL", "# still"),
@@ -364,7 +372,18 @@ def a_slow_start():
     fit(lambda weights: torch.optim.Adam(weights, lr=0.05))
 
 
+def an_input_that_is_learned():
+    """As an adversarial image: the optimiser holds no weight of the model that runs."""
+    model, _ = make()
+    model.requires_grad_(False)
+    x = nn.Parameter(torch.randn(32, 8))
+    optimizer = torch.optim.Adam([x], lr=1e-3)
+    for _ in range(STEPS):
+        step(model, optimizer, x)
+
+
 RIGHT = [
+    an_input_that_is_learned,
     shuffled_with_a_sorted_validation,
     a_last_layer_that_begins_at_zero,
     a_slow_start,

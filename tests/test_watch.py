@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import signal
 import sys
 import threading
 import time
@@ -293,6 +294,7 @@ def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
             optimizer.step()
             kept.append(forecast)  # the line that keeps
     (found,) = w.seen().kept
+    assert "float(" in judge_loop(seen(kept=(found,))).fixes[0].note, "without its graph a forecast is as large"
     assert found.startswith(f"{HERE.name}:{line_of('# the line that ' + 'keeps')}")
 
 
@@ -747,6 +749,20 @@ def test_a_script_is_run_with_its_arguments_and_named_by_line(tmp_path):
     report = json.loads(done.stdout)  # what the script prints goes elsewhere
     assert report["verdict"] == "PYTHON_OR_IO_IN_STEP" and "train.py:10  time.sleep(0.02)" in report["text"]
     assert "stopped by Ctrl-C" in report["ended"] and "training" in done.stderr
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_error_that_an_interrupt_brings_about_is_no_failure_of_the_script(tmp_path, capsys, interrupted):
+    lost = "os.kill(os.getpid(), signal.SIGINT)" if interrupted else "pass"
+    # As where a loader's workers end by the same Ctrl-C, and its own error comes in place of the interrupt.
+    raising = f"try:\n    import os, signal\n    {lost}\n    time.sleep(0.1)\nexcept KeyboardInterrupt:\n    pass\n"
+    path = tmp_path / "train.py"
+    path.write_text(f"{SCRIPT}\n{raising}raise RuntimeError('a worker exited')\n")
+    before = signal.getsignal(signal.SIGINT)
+    _, ended = run_script(str(path), live=False)
+    assert ended.startswith("stopped by Ctrl-C" if interrupted else "the script failed: RuntimeError: a worker exited")
+    assert ("Traceback" in capsys.readouterr().err) != interrupted
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_script_that_trains_nothing_says_so(tmp_path):

@@ -1,12 +1,43 @@
 """A training script of any kind, run under the watch."""
 
+import contextlib
 import runpy
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.watch import UNSTEPPED, Watch, watch
+
+STOPPED = "stopped by Ctrl-C: what follows is what was seen so far"
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield the signals of Ctrl-C that came: an error that follows one is its consequence.
+
+    Ctrl-C ends a loader's workers as well, and Python drops the KeyboardInterrupt itself where it comes in a callback.
+    """
+    came: list[int] = []
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number, frame):
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    sys.unraisablehook = lambda lost: None if lost.exc_type is KeyboardInterrupt else hook(lost)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
 
 
 def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) -> tuple[Watch, str]:
@@ -20,16 +51,19 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
     sys.argv[:], sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     ended = ""
     try:
-        with watch(live=live, tell=False) as watched:
+        with _interrupts() as interrupts, watch(live=live, tell=False) as watched:
             try:
                 runpy.run_path(path, run_name="__main__")
             except KeyboardInterrupt:
-                ended = "stopped by Ctrl-C: what follows is what was seen so far"
+                ended = STOPPED
             except SystemExit as end:
                 ended = f"the script ended with {end.code!r}" if end.code else ""
             except Exception as error:  # the person's, shown as Python would; the verdict so far is theirs too
-                traceback.print_exc()
-                ended = f"the script failed: {type(error).__name__}: {error}"
+                if interrupts:
+                    ended = STOPPED
+                else:
+                    traceback.print_exc()
+                    ended = f"the script failed: {type(error).__name__}: {error}"
     finally:
         sys.argv[:], sys.path[:] = before
     if not watched.steps:

@@ -64,6 +64,7 @@ class Soundness:
         self._rates_gone = 0  # looks
         self._of: torch.optim.Optimizer | None = None
         self._models: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # whether it is trained
+        self._others = self._own = 0  # looks at called models that hold weights: none of the optimiser's, and some
         self._evaluated = self._trained = 0  # steps of a model that was in eval mode at their end, and in train mode
         self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
         self._emptied = self._numbers = 0  # looks at them; numbers of all weights
@@ -89,7 +90,11 @@ class Soundness:
         self._rates_gone = self._rates_gone + 1 if self._rate < GONE * self._highest else 0
         if optimizer is not self._of:  # another training, such as that of a student after its teacher's
             self._of, self._models = optimizer, weakref.WeakKeyDictionary()
-        modes = {model.training for model in seen if model is not None and self._is_trained(model, optimizer)}
+            self._own = self._others = 0
+        called = [model for model in seen if model is not None and next(model.parameters(), None) is not None]
+        modes = {model.training for model in called if self._is_trained(model, optimizer)}
+        self._own += bool(modes)
+        self._others += bool(called) and not modes
         self._evaluated += modes == {False}
         self._trained += modes == {True}
 
@@ -178,6 +183,10 @@ class Soundness:
             text = "Gradients are set to zero between loss.backward() and optimizer.step(): no weight moves"
             cure = "optimizer.zero_grad() before loss.backward(), then optimizer.step()"
             yield Unsound("ZEROED_TOO_SOON", text, cure, r"zero_grad\(")
+        elif self._emptied >= 3 and empty == 1 and self._others >= LEAST and not self._own:
+            text = "The optimiser holds the weights of another model: none of those that run, and none gets a gradient"
+            cure = "make it after the model, of this model's weights: torch.optim.Adam(model.parameters())"
+            yield Unsound("OTHER_WEIGHTS", text, cure, OPTIMIZER)
         elif self._emptied >= 3 and empty > WITHOUT:
             share = empty
             text = f"{share:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"

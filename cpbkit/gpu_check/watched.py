@@ -259,6 +259,12 @@ def _find(seen: Seen, limits: Limits):
         text = f"{seen.kept[0]} keeps the graph of every step since the loop began."
         cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item()); and carry a state on as "
         cure += "state.detach()"
+        if re.search(r"\.(append|extend|insert|add)\((?!.*loss)", seen.kept[0]):  # not a number, but whole tensors
+            text = f"{seen.kept[0]} keeps the tensors of every step since the loop began, and their graphs."
+            cure = (
+                "keep a number of each, float(...), or write what is needed to a file: detach() alone would free the "
+            )
+            cure += "graph, and leave every batch in memory"
         yield 0.45, "GRAPH_KEPT", "", text, (Fix("detach what is kept", NAN, cure, True),)
     if seen.float64 > 0.5:
         line = _top(seen, "forward")
