@@ -629,7 +629,7 @@ def test_a_validation_with_gradients_is_told_from_one_without_and_from_one_that_
         model.train()
 
     with watch(tell=False) as w:
-        for _ in range(30):
+        for _ in range(200):
             for _ in range(3):
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
