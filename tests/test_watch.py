@@ -518,6 +518,31 @@ def test_how_torch_writes_a_layer_out_is_no_fault_of_the_loop(layer):
     assert counted.count > 200 and (counted.own_count < 0.1 * counted.count) == (layer is nn.GRU)
 
 
+@pytest.mark.parametrize("over", ["pairs", "layers and time"])
+def test_a_loop_over_the_pairs_of_a_batch_is_told_from_one_over_layers_and_time(over):
+    torch.manual_seed(0)
+    x, layers, n = torch.randn(16, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(16)), 16
+    optimizer = torch.optim.SGD((layers[0] if over == "pairs" else layers).parameters(), lr=0.01)
+    with watch(tell=False) as w:
+        for _ in range(100):
+            found, losses = layers[0](x), []
+            if over == "pairs":
+                for i in range(n):  # each pair
+                    for j in range(i + 1, n):
+                        losses.append((found[i] - found[j]).square().sum().sqrt())
+            else:
+                for layer in layers:
+                    for row in x:
+                        losses.append(layer(row).square().sum().sqrt())
+            optimizer.zero_grad()
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+    assert (w.seen().pairs is not None) == (over == "pairs")
+    if over == "pairs":
+        assert w.diagnosis.reason == "PAIRS" and f":{line_of('# each ' + 'pair')}  " in w.diagnosis.text, w.report()
+        assert "x[:, None] - x[None]" in w.diagnosis.fixes[0].note
+
+
 def test_a_validation_goes_by_its_name_where_gradients_were_forgotten():
     assert WORDS_OF_VALIDATION.search("error = model(x_val)") and WORDS_OF_VALIDATION.search("def evaluate")
     assert not WORDS_OF_VALIDATION.search("value = interval(latest)")

@@ -95,6 +95,18 @@ def find_loops(file: str, line: int) -> list[Span]:
     return [to_span(file, node) for node in find_path(file, line) if isinstance(node, LOOPS)]
 
 
+def find_pairs(file: str, line: int) -> Span | None:
+    """Return the outer of two loops around a line that go over the same things, as over all pairs of a batch."""
+    path = [node for node in find_path(file, line) if isinstance(node, ast.For)][-2:]
+    if len(path) < 2:
+        return None
+    targets = [{n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} for node in path]
+    gone_through = [{n.id for n in ast.walk(node.iter) if isinstance(n, ast.Name)} for node in path]
+    one, two = (names - targets[0] - {"range", "len", "enumerate", "zip"} for names in gone_through)
+    used = {n.id for part in path[1].body for n in ast.walk(part) if isinstance(n, ast.Name)}
+    return to_span(file, path[0]) if one == two and all(used & names for names in targets) else None
+
+
 def counts_only(loop: Span) -> bool:
     """Say whether a loop goes over numbers, or without an end: then what it trains on is made in its body."""
     node = next((n for n in find_path(loop.file, loop.start) if isinstance(n, LOOPS) and n.lineno == loop.start), None)

@@ -45,6 +45,7 @@ GRAPH = 20_000  # nodes of a loss's graph that are looked through for weights
 MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
 TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
+PAIRS = 200  # operators that a loop over pairs starts in a step
 FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in time
 BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
 LIVE = 2.0  # s between two live lines, at the least
@@ -232,6 +233,7 @@ class Watch:
             starting=counted.estimate_starting(computing, model) if counted and model else math.nan,
             float64=counted.wide_seconds / counted.seconds if counted and counted.seconds else 0.0,
             taken=self._find_taken(found, counted, total) if counted else (),
+            pairs=self._find_pairs(found, counted) if counted else None,
             dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None) if counted else None,
             threads=torch.get_num_threads() / count_cores(),
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
@@ -503,6 +505,23 @@ class Watch:
             share = sum(self._under(spans[-1]).values()) / total
             taken.append(Taken(line, rows, share))
         return tuple(sorted(taken, key=lambda t: -t.share))
+
+    def _find_pairs(self, found: Attribution, counted: Operators) -> Line | None:
+        """Return the loop over pairs of a batch that most operators forward are started in."""
+        loops: dict[source.Span, int] = {}
+        forward = 0
+        for at, calls in counted.lines.items():
+            line = at and self._line(at)
+            if not line or _only_passes(line):
+                continue
+            forward += calls.count
+            span = source.find_pairs(line.file, line.line)
+            if span and not (found.loop and span.holds(found.loop.file, found.loop.start)):
+                loops[span] = loops.get(span, 0) + calls.count
+        span = max(loops, key=loops.__getitem__, default=None)
+        if span is None or loops[span] < max(PAIRS, forward / 2):
+            return None
+        return Line(span.file, span.start, source.read_line(span.file, span.start), "forward", 0.0)
 
     def _under(self, span: source.Span) -> dict:
         files = [code.co_filename for code in self.roles.codes]

@@ -39,6 +39,7 @@ class Seen:
     starting: float = NAN  # share of the model's time that goes into starting operators
     float64: float = 0.0  # share of the operators' time
     taken: tuple[Taken, ...] = ()
+    pairs: Line | None = None  # a loop over the pairs of a batch, in which most operators are started
     dense: tuple[int, tuple[int, int]] | None = None  # rows of the largest embedding, (of which are read, numbers)
     threads: float = 1.0  # of torch, as a share of the cores
     threads_line: Line | None = None  # that sets them
@@ -292,7 +293,15 @@ def _find(seen: Seen, limits: Limits):
         few = f"{samples} sample{'s' * (samples > 1)}"
         text = f"Each step trains on {few}, and starting operators is most of it{_at(line)}."
         yield 0.35, verdict, "SMALL_BATCH", text, _cure("a batch", model, "DataLoader(..., batch_size=64)")
-    if seen.starting > limits.starting and seen.operators > limits.operators:
+    if seen.pairs and seen.starting > limits.starting_few and seen.operators > limits.operators:
+        weight = model * seen.starting
+        text = (
+            f"A loop over the pairs of a batch starts most of {seen.operators:,.0f} operators a step{_at(seen.pairs)}."
+        )
+        cure = "compute all pairs at once: x[:, None] - x[None], torch.cdist(x, x) or x @ x.T; and choose with "
+        cure += "torch.where or a mask, not with if"
+        yield weight, "HOST_BOUND", "PAIRS", text, _cure("all pairs at once", weight, cure)
+    elif seen.starting > limits.starting and seen.operators > limits.operators:
         reason = "RNN_NOT_CUDNN" if seen.gates >= 40 else "MANY_SMALL_OPS"
         if reason == "MANY_SMALL_OPS" and share["optimiser"] > max(share["forward"], share["backward"]) and seen.fused:
             reason = "OPTIMIZER_FOR_LOOP"
