@@ -116,12 +116,13 @@ def attribute(
     tracked: Collection[tuple[int, int]] = (),
     backward: tuple[tuple[int, int], ...] = (),
     others: Collection[int] = (),
+    held: Collection[int] = (),
 ) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
     step, backward: the own lines on the stack at an optimiser's step, and at a pass backward, innermost first.
     tracked: own lines that compute towards a loss, outside any module too.
-    others: identities of modules that are not trained, or not any more.
+    others, held: identities of modules that are not trained, or not any more; and of those that are.
     """
     names = [Code(code.co_filename, code.co_name) for code in codes]
     loop, owner, at = find_training_loop(step, names, seen, backward)
@@ -158,7 +159,9 @@ def attribute(
     regions.discard(None)
     asking: list[int] = []  # lines of the loop over batches at which the trained model is asked without gradients
     for s in seen:
-        if s.phase == "forward" and s.root in trained and (s.quiet or _quiet(s, names)) and first_phase(s) == "forward":
+        # A small model's own training may be too short to be seen beside what it is asked.
+        is_quiet = s.phase == "forward" and (s.quiet or _quiet(s, names))
+        if is_quiet and (s.root in trained or s.root in held) and first_phase(s) == "forward":
             asking += [line for number, line in s.own if number == owner and line < at.get("forward", 0)]
     asks = min(asking, default=math.inf)
     made = 0.0  # seconds of data from there on

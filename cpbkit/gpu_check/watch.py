@@ -206,8 +206,8 @@ class Watch:
     def seen(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
         tracked = {at for c in self._counted for at, calls in c.lines.items() if at is not None and calls.tracked}
-        others = self._find_others()
-        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked, self._backward, others)
+        others, held = self._find_others(), self._find_held()
+        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked, self._backward, others, held)
         total = sum(found.seconds.values()) or 1.0
         shares = {name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds}
         whole = max((c.count for c in self._counted), default=0)  # some steps may be parts, as of several optimisers
@@ -539,6 +539,12 @@ class Watch:
             for number, held in weights.items()
             if held and all(not weight.requires_grad or id(weight) in self._past for weight in held)
         }
+
+    def _find_held(self) -> set[int]:
+        """Return modules with weights that an optimiser moves, by identity."""
+        moved = set().union(*self._optimizers.values()) - self._past
+        models = {number: model for number, ref in self.roles.modules.items() if (model := ref())}
+        return {number for number, model in models.items() if not moved.isdisjoint(map(id, model.parameters()))}
 
     def _find_unused(self) -> float:
         """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
