@@ -151,7 +151,7 @@ def in_order(shuffle=False):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(SORTED, 32, shuffle=shuffle)
     held = DataLoader(SORTED, 200)  # held
-    for _ in range(12):
+    for _ in range(100):
         for x, y in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()

@@ -96,6 +96,10 @@ class Roles:
         number = id(module) if module is not None else 0
         return CallStack(phase, library, number, quiet or evaluating, tuple(own), inside, evaluating, graph)
 
+    def alive(self) -> dict[int, torch.nn.Module]:
+        """Return the modules whose calls were seen and that are there still, by identity."""
+        return {number: module for number, ref in self.modules.items() if (module := ref()) is not None}
+
     def own_line(self, frame: FrameType | None) -> tuple[int, int] | None:
         """Return the innermost own line of a stack."""
         while frame is not None:

@@ -172,7 +172,7 @@ class Operators(TorchDispatchMode):
         if packet in COMPARING:
             return "BROADCAST" if _is_of_all_pairs(args) else ""
         x = args[0] if args else None
-        if not (isinstance(x, torch.Tensor) and x.requires_grad) or _is_capturing(x):
+        if not (isinstance(x, torch.Tensor) and x.requires_grad) or (x.is_cuda and is_capturing()):
             return ""
         if packet in NLL:
             rows = _to_rows(x, min(1, x.dim() - 1))
@@ -210,9 +210,9 @@ class Operators(TorchDispatchMode):
         return True
 
 
-def _is_capturing(x: torch.Tensor) -> bool:
-    """Say whether a value may not be read, for a graph of the device's is being recorded."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+def is_capturing() -> bool:
+    """Say whether a graph of the device's is being recorded: then no value of it may be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _to_rows(x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -228,7 +228,7 @@ def _are_probabilities(rows: torch.Tensor) -> bool:
 
 def _find_padding(ids: torch.Tensor) -> tuple[float, bool] | None:
     """Return (share of one id repeated at the end, or the start, of rows; whether each row has some of it)."""
-    if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < LONG or _is_capturing(ids):
+    if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < LONG or (ids.is_cuda and is_capturing()):
         return None
     found = []
     for side in (ids.flip(1), ids):

@@ -188,20 +188,18 @@ class Soundness:
             cure = "make it after the model, of this model's weights: torch.optim.Adam(model.parameters())"
             yield Unsound("OTHER_WEIGHTS", text, cure, OPTIMIZER)
         elif self._emptied >= 3 and empty > WITHOUT:
-            share = empty
-            text = f"{share:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
+            text = f"{empty:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
             cure = "take out what cuts the graph on the way: .detach(), .item(), .numpy(), .data, argmax(), "
             cure += "torch.tensor(x), no_grad()"
             cutting = r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad"
             # Of all: the loss itself is cut off, and made to be one that has a gradient.
             again = r"requires_grad(_\(|\s*=\s*True)|loss.*(\.data\b|\bVariable\()"
-            yield Unsound("NO_GRADIENT", text, cure, cutting if share < 1 else again)
+            yield Unsound("NO_GRADIENT", text, cure, cutting if empty < 1 else again)
         elif self._emptied > 4 and zero > 0.9:
             text = f"The gradients of {zero:.0%} of the weights are exactly 0 at every step: nothing reaches them"
-            cure = (
-                "look for ReLUs that are never above 0 (too large a negative bias or rate), for a saturated sigmoid, "
-            )
-            cure += "round(), argmax() or clamp() before the loss, and for a loss that does not depend on the model"
+            cure = "look for ReLUs that are never above 0 (too large a negative bias or rate), for a saturated "
+            cure += "sigmoid, round(), argmax() or clamp() before the loss, and for a loss that does not depend on "
+            cure += "the model"
             yield Unsound("ZERO_GRADIENTS", text, cure, "")
         elif self._moved[0] > 5 and self._moved[1] < MOVED:
             text = f"The weights stand still: in all steps they have moved by {self._moved[1]:.1g} of their size"

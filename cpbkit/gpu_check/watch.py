@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import linecache
 import math
 import re
@@ -24,7 +25,7 @@ from cpbkit.gpu_check.call_stacks import Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.numbers import Policy
-from cpbkit.gpu_check.operators import Operators
+from cpbkit.gpu_check.operators import Operators, is_capturing
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
 from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, find_sorted, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
@@ -362,7 +363,7 @@ class Watch:
             if len(self._marks) > MOST_MARKS:
                 self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
             self._backward = self.roles.read(sys._getframe(2)).own
-            if self._count is None and not _is_recorded():
+            if self._count is None and not is_capturing():
                 self._soundness.note_loss(tensors)
                 if self.steps > self._stepped and len(self._optimizers) == 1 and self._main is not None:
                     self._soundness.note_start(self._main)  # of several, one's gradients wait while another's are made
@@ -370,7 +371,7 @@ class Watch:
             if not self._reached and self.steps > 1:
                 self._reached = _find_weights(getattr(tensors, "grad_fn", None))
         out = original(tensors, *args, **kwargs)
-        if due and self._main is not None and not _is_recorded():
+        if due and self._main is not None and not is_capturing():
             self._soundness.note_end(self._main)
         if threading.get_ident() == self._thread:
             self._backwards += 1
@@ -403,7 +404,7 @@ class Watch:
         if self._event is not None:
             self._behind.append(not self._event.query())
             self._event = None
-        elif not torch.cuda.is_current_stream_capturing():
+        elif not is_capturing():
             event = self._event = torch.cuda.Event()
             event.record()
 
@@ -533,7 +534,7 @@ class Watch:
 
     def _find_others(self) -> set[int]:
         """Return modules that are frozen or whose training is over, such as a teacher, by identity."""
-        weights = {number: list(model.parameters()) for number, ref in self.roles.modules.items() if (model := ref())}
+        weights = {number: list(model.parameters()) for number, model in self.roles.alive().items()}
         return {
             number
             for number, held in weights.items()
@@ -543,8 +544,8 @@ class Watch:
     def _find_held(self) -> set[int]:
         """Return modules with weights that an optimiser moves, by identity."""
         moved = set().union(*self._optimizers.values()) - self._past
-        models = {number: model for number, ref in self.roles.modules.items() if (model := ref())}
-        return {number for number, model in models.items() if not moved.isdisjoint(map(id, model.parameters()))}
+        alive = self.roles.alive().items()
+        return {number for number, model in alive if not moved.isdisjoint(map(id, model.parameters()))}
 
     def _find_unused(self) -> float:
         """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
@@ -573,8 +574,7 @@ class Watch:
 
     def _count_hooks(self) -> int:
         """Return the most hooks that one weight has, or one module of a model that was seen to run."""
-        models = [model for ref in self.roles.modules.values() if (model := ref()) is not None]
-        parts = {part for model in models for part in model.modules()}
+        parts = {part for model in self.roles.alive().values() for part in model.modules()}
         weights = list(weights_of(self._main)) if self._main else []
         numbers = [sum(len(getattr(part, name)) for name in HOOKS) for part in parts]
         return max([*numbers, *(len(weight._backward_hooks or ()) for weight in weights)], default=0)
@@ -593,10 +593,10 @@ class Watch:
     def _find_text(self, pattern: str) -> Line | None:
         """Return the first line with a text in the person's functions that were seen to run, else in their files."""
         codes = self.roles.codes
-        places = [(code.co_filename, at) for code in codes for at in sorted({at for *_, at in code.co_lines() if at})]
-        for file in dict.fromkeys(code.co_filename for code in codes):
-            places += [(file, at) for at in range(1, len(linecache.getlines(file)) + 1)]
-        for file, at in places:
+        seen = ((code.co_filename, at) for code in codes for at in sorted({at for *_, at in code.co_lines() if at}))
+        files = dict.fromkeys(code.co_filename for code in codes)
+        rest = ((file, at) for file in files for at in range(1, len(linecache.getlines(file)) + 1))
+        for file, at in itertools.chain(seen, rest):
             text = source.read_line(file, at)
             if re.search(pattern, text.partition("#")[0]) and not text.startswith(("import ", "from ")):
                 return Line(file, at, text, "outside", 0.0)
@@ -700,11 +700,6 @@ def _find_weights(node) -> dict[int, int]:
             found[id(weight)] = weight.numel()
         queue += [following for following, _ in node.next_functions]
     return {} if queue else found
-
-
-def _is_recorded() -> bool:
-    """Say whether a graph of the device's is being recorded: then no value may be read."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _rise(points: list[tuple[int, int]]) -> float:

@@ -262,10 +262,8 @@ def _find(seen: Seen, limits: Limits):
         cure += "state.detach()"
         if re.search(r"\.(append|extend|insert|add)\((?!.*loss)", seen.kept[0]):  # not a number, but whole tensors
             text = f"{seen.kept[0]} keeps the tensors of every step since the loop began, and their graphs."
-            cure = (
-                "keep a number of each, float(...), or write what is needed to a file: detach() alone would free the "
-            )
-            cure += "graph, and leave every batch in memory"
+            cure = "keep a number of each, float(...), or write what is needed to a file: detach() alone would free "
+            cure += "the graph, and leave every batch in memory"
         yield 0.45, "GRAPH_KEPT", "", text, (Fix("detach what is kept", NAN, cure, True),)
     if seen.float64 > 0.5:
         line = _top(seen, "forward")
