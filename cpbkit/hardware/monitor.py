@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import sys
 import threading
 import time
@@ -48,11 +49,12 @@ def list_processes() -> list[psutil.Process]:
 def host_use() -> tuple[float, float]:
     """Return (bytes resident, CPU seconds so far) of this process and its children."""
     size = seconds = 0.0
+    this = os.getpid()
     for process in list_processes():
         with contextlib.suppress(psutil.Error):  # a child that has just ended
             size += process.memory_info().rss
-            seconds += sum(process.cpu_times()[:4])  # its own, and of the children it waited for
-    return size, seconds
+            seconds += sum(process.cpu_times()[2 if process.pid == this else 0 : 4])  # and of children it waited for
+    return size, seconds + time.process_time()  # its own time last and exact: the caller's clock is read next
 
 
 class Monitor:
@@ -117,8 +119,8 @@ class Monitor:
 
     def _sample(self, text: str) -> None:
         with self._lock:
-            now = time.perf_counter()
             host, seconds = host_use()
+            now = time.perf_counter()  # after it: looking at processes takes long where a thread keeps the interpreter
             if now - self._last > 0.05:  # the system counts in 10 ms ticks: a shorter gap is noise
                 share = (seconds - self._seconds) / (now - self._last) / self._cores
                 self._utilisation = 100 * max(share, 0.0)  # a child that ended takes its seconds along
