@@ -197,8 +197,8 @@ def test_a_sweep_is_interrupted_reloaded_and_stopped_by_its_button(browser, lab,
 
     notebook.run_all()  # the cell is in the state that it was left in until its kernel comes to it
     button = notebook.page.get_by_role("button", name="stop after this epoch")
-    again = r">epoch (\d+)<"
-    notebook.until(lambda: button.count() and len(re.findall(again, notebook.sweep()[1])) == 3, "the second run")
+    again = r">epoch (\d+)<"  # of three models as one stack, or two of three that a busy machine's plan trains apart
+    notebook.until(lambda: button.count() and len(re.findall(again, notebook.sweep()[1])) >= 2, "the second run")
     assert sum(map(int, re.findall(again, notebook.sweep()[1]))) >= epochs[0]  # it went on from a checkpoint
     button.click()
     notebook.until(lambda: "3 of 3 done" in notebook.sweep()[0], "the end after the button")

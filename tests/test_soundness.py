@@ -1,6 +1,8 @@
 """Trainings that cannot learn, under the watch: what is wrong and where; and right ones that look alike."""
 
+import itertools
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,17 @@ from cpbkit.gpu_check.watch import watch
 HERE = Path(__file__)
 pytestmark = pytest.mark.long
 X, Y = torch.randn(32, 8), torch.randn(32, 1)
-STEPS = 2500  # a second or so, for the watch looks at a part of the steps
+STEPS = 2500  # at the least, and seconds: the watch looks at a part of the steps
+SECONDS = 1.5
+
+
+def steps(part=1):
+    """Go on for so many steps and seconds, of which a part."""
+    end = time.perf_counter() + SECONDS / part
+    for i in itertools.count():
+        if i >= STEPS // part and time.perf_counter() > end:
+            return
+        yield i
 
 
 def net():
@@ -32,9 +44,9 @@ def step(model, optimizer, x=X, y=Y):
     optimizer.step()
 
 
-def train(steps=STEPS, x=X, y=Y, zero=True, loss_of=nn.functional.mse_loss):
+def train(x=X, y=Y, zero=True, loss_of=nn.functional.mse_loss):
     model, optimizer = make()
-    for _ in range(steps):
+    for _ in steps():
         if zero:
             optimizer.zero_grad()
         loss_of(model(x), y).backward()  # train
@@ -51,7 +63,7 @@ def broadcast():
 
 def remade():
     model = net()
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # make
         step(model, optimizer)
 
@@ -72,14 +84,14 @@ class Cut(nn.Module):
 def without_gradient():
     model = Cut()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(STEPS):
+    for _ in steps():
         step(model, optimizer)
 
 
 def in_eval_mode():
     model, optimizer = make()
     for _epoch in range(10):
-        for _ in range(STEPS // 20):
+        for _ in steps(20):
             step(model, optimizer, X.repeat(30, 1), Y.repeat(30, 1))
         model.eval()  # eval
 
@@ -87,7 +99,7 @@ def in_eval_mode():
 def rate_gone():
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for _ in range(STEPS):
+    for _ in steps():
         step(model, optimizer)
         scheduler.step()  # rate
 
@@ -96,7 +108,7 @@ def fit(optimizer=torch.optim.Adam, before=lambda model: None, after=lambda mode
     model = net()  # the line that makes the optimiser may be asked for: there is no other
     before(model)
     optimizer = optimizer(model.parameters())
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(X), Y).backward()  # fit
         after(model, optimizer)
@@ -105,7 +117,7 @@ def fit(optimizer=torch.optim.Adam, before=lambda model: None, after=lambda mode
 
 def zeroed_too_soon():
     model, optimizer = make()
-    for _ in range(STEPS):
+    for _ in steps():
         nn.functional.mse_loss(model(X), Y).backward()
         optimizer.zero_grad()  # zeroed
         optimizer.step()
@@ -118,7 +130,7 @@ def never_above_zero():
 def clipped_to_nothing():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)  # still
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(X), Y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -135,7 +147,7 @@ def too_high_a_rate():
 
 def wrapped_anew():
     model, optimizer = make()
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(X), Y)
         loss = torch.tensor(loss.item(), requires_grad=True)  # wrapped
@@ -176,7 +188,7 @@ class Classes(nn.Module):
 def classify(squash, loss_of, y=LABELS, outputs=4):
     model = Classes(squash, outputs)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer.zero_grad()
         loss_of(model(X), y).backward()  # classify
         optimizer.step()
@@ -206,11 +218,61 @@ def one_class():
 def of_an_earlier_model():
     optimizer = torch.optim.SGD(nn.Linear(8, 1).parameters(), lr=0.01)  # of another
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
-    for _ in range(STEPS):
+    for _ in steps():
+        step(model, optimizer)
+
+
+def never_stepped():
+    model, optimizer = make()
+    for _ in steps():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.step  # noqa: B018 # not called
+
+
+def maximised():
+    model, optimizer = make()
+    for _ in steps():
+        optimizer.zero_grad()
+        loss = -nn.functional.mse_loss(model(X), Y)  # minus
+        loss.backward()
+        optimizer.step()
+
+
+def of_equal_outputs():
+    def fill(model):
+        for weight in model.parameters():
+            nn.init.constant_(weight, 0.1)  # constant
+
+    fit(before=fill)
+
+
+def a_momentum_of_one():
+    fit(lambda weights: torch.optim.SGD(weights, lr=1e-5, momentum=1.0))  # momentum
+
+
+class Anew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 64)
+
+    def forward(self, x):
+        return nn.Linear(64, 1)(torch.relu(self.layer(x)))  # anew
+
+
+def a_layer_made_anew():
+    model = Anew()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in steps():
         step(model, optimizer)
 
 
 WRONG = {
+    never_stepped: ("NOT_STEPPED", "# not called"),
+    maximised: ("MAXIMISED", "# minus"),
+    of_equal_outputs: ("ALIKE", "# constant"),
+    a_momentum_of_one: ("MOMENTUM", "# momentum"),
+    a_layer_made_anew: ("MADE_ANEW", "# anew"),
     of_an_earlier_model: ("OTHER_WEIGHTS", "# of another"),
     zeroed_too_soon: ("ZEROED_TOO_SOON", "# zeroed"),
     never_above_zero: ("ZERO_GRADIENTS", "# fit"),
@@ -246,7 +308,7 @@ def test_what_keeps_a_training_from_learning_is_named_with_its_line(loop):
 
 def gradients_that_are_added_up():
     model, optimizer = make()
-    for i in range(STEPS):
+    for i in steps():
         (nn.functional.mse_loss(model(X), Y) / 4).backward()
         if i % 4 == 3:
             optimizer.step()
@@ -259,7 +321,7 @@ def logits_where_a_probability_was():
     nn.init.zeros_(critic.weight)
     nn.init.constant_(critic.bias, 0.5)
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-6)
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer.zero_grad()
         torch.sigmoid(Y)
         nn.functional.binary_cross_entropy_with_logits(critic(X), torch.sigmoid(Y)).backward()
@@ -269,7 +331,7 @@ def logits_where_a_probability_was():
 def two_optimisers():
     maker, critic = nn.Linear(4, 8), nn.Linear(8, 1)
     ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
-    for _ in range(STEPS // 2):
+    for _ in steps(2):
         theirs.zero_grad()
         critic(maker(torch.randn(32, 4)).detach()).mean().backward()
         theirs.step()
@@ -282,7 +344,7 @@ def phases_of_one_loop():
     model, optimizer = make()
     for phase in ["train", "val"] * 4:
         model.train(phase == "train")
-        for _ in range(STEPS // 4):
+        for _ in steps(4):
             optimizer.zero_grad()
             with torch.set_grad_enabled(phase == "train"):
                 loss = nn.functional.mse_loss(model(X), Y)
@@ -303,13 +365,13 @@ def a_frozen_part():
     model, _ = make()
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(STEPS):
+    for _ in steps():
         step(model, optimizer)
 
 
 def a_loss_of_pairs():
     model, optimizer = make()
-    for _ in range(STEPS):
+    for _ in steps():
         optimizer.zero_grad()
         found = model(X)
         (found[:, None, 0] - found[None, :, 0] - (Y - Y.T)).square().mean().backward()
@@ -318,11 +380,11 @@ def a_loss_of_pairs():
 
 def a_student_after_its_teacher():
     teacher, optimizer = make()
-    for _ in range(STEPS // 2):
+    for _ in steps(2):
         step(teacher, optimizer)
     teacher.eval()
     student, optimizer = make()
-    for _ in range(STEPS // 2):
+    for _ in steps(2):
         with torch.no_grad():
             target = teacher(X)
         step(student, optimizer, X, target)
@@ -339,6 +401,36 @@ def logits_that_are_probabilities_of_nothing():
     classify(torch.sigmoid, nn.BCELoss(), nn.functional.one_hot(LABELS, 4).float())
     classify(nn.LogSoftmax(dim=1), nn.NLLLoss())
     classify(torch.relu, nn.CrossEntropyLoss())
+
+
+def a_generator_that_maximises():
+    (model, optimizer), (critic, other) = make(), make()
+    critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+    other = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for _ in steps(2):
+        for sign, of in ((-1, optimizer), (1, other)):
+            of.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(critic(model(X)), torch.zeros(len(X), 1))
+            (loss if sign > 0 else -loss).backward()
+            of.step()
+
+
+def weights_moved_by_hand():
+    model = net()
+    for _ in steps():
+        model.zero_grad()
+        nn.functional.mse_loss(model(X), Y).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.01 * weight.grad
+
+
+def a_scale_that_begins_at_one():
+    model = nn.Sequential(net(), nn.Linear(1, 16))
+    nn.init.ones_(model[1].weight)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in steps():
+        step(model, optimizer, y=torch.cat([Y] * 16, 1) * torch.arange(16))
 
 
 def a_policy():
@@ -378,7 +470,7 @@ def an_input_that_is_learned():
     model.requires_grad_(False)
     x = nn.Parameter(torch.randn(32, 8))
     optimizer = torch.optim.Adam([x], lr=1e-3)
-    for _ in range(STEPS):
+    for _ in steps():
         step(model, optimizer, x)
 
 
@@ -398,6 +490,9 @@ RIGHT = [
     phases_of_one_loop,
     a_cosine,
     a_frozen_part,
+    a_generator_that_maximises,
+    weights_moved_by_hand,
+    a_scale_that_begins_at_one,
     a_loss_of_pairs,
     train,
 ]

@@ -76,6 +76,7 @@ CASES = {
     "SAMPLE_BY_SAMPLE": seen(taken=(Taken(LINE, 32, 0.4),)),
     "GRAPH_KEPT": seen(kept=("train.py:60  total += loss",)),
     "FLOAT64": seen(float64=0.99),
+    "MEMORY_GROWTH": seen(growth=5e5, held=dataclasses.replace(LINE, text="preds.append(out.detach())")),
     "DENSE_EMBEDDING": seen(dense=(200_000, (512, 6_400_000)), shares={"optimiser": 2.0}),
     "FEW_THREADS": seen(threads=0.5, threads_line=LINE, starting=0.1),
     "SYNC_BOUND": seen(gpu_there=True, on_gpu=True, busy=0.3, waits=1, wait_lines=(LINE,)),
@@ -202,6 +203,7 @@ def test_the_source_around_a_line(tmp_path):
         ("window = frame.iloc[i : i + 60]", "windows once"),
         ("x, y = x[rows], y[rows]", "windows once"),
         ("image = make(i).resize((32, 32))", "keep the result"),
+        ("pool = [i for i, y in enumerate(labels) if y == c]", "keep the result"),
     ],
 )
 def test_the_cure_of_slow_data_is_that_of_its_line(tmp_path, text, word):
@@ -364,6 +366,85 @@ def test_gradients_that_no_optimiser_uses_are_counted():
             for x, y in batches * 20:
                 step(model, optimizer, x, y)
         assert w.seen().unused == pytest.approx(0 if frozen else 288 / 321)
+
+
+@pytest.mark.parametrize("cut", ["off", "not"])
+def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(cut):
+    torch.manual_seed(0)
+    generator, critic = (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(2))
+    of_generator, of_critic = (torch.optim.Adam(model.parameters(), lr=1e-4) for model in (generator, critic))
+    with watch(live=False, tell=False) as w:
+        for _ in range(400):
+            fake = generator(torch.randn(256, 64))
+            fake = fake.detach() if cut == "off" else fake
+            loss = critic(fake).mean() - critic(torch.randn(256, 64)).mean()
+            of_critic.zero_grad()
+            loss.backward()  # of the critic
+            of_critic.step()
+            loss = -critic(generator(torch.randn(256, 64))).mean()  # goes through the critic, as it must
+            of_generator.zero_grad()
+            loss.backward()
+            of_generator.step()
+    assert (w.diagnosis.reason == "THROWN") == (cut == "not"), w.report()
+    if cut == "not":
+        assert f":{line_of('# of the ' + 'critic')}  " in w.diagnosis.text
+        assert w.seen().thrown == pytest.approx(1 / 4, abs=0.1)  # half of one of two passes backward
+
+
+class Graph(nn.Module):
+    def __init__(self, nodes, once):
+        super().__init__()
+        self.layer, self.once = nn.Linear(32, 32), once
+        self.register_buffer("links", (torch.rand(nodes, nodes) < 0.02).float() + torch.eye(nodes))
+        self.register_buffer("norm", self.normalise())
+
+    def normalise(self):
+        scale = torch.diag(self.links.sum(1).pow(-0.5))
+        return scale @ self.links @ scale  # at every step
+
+    def forward(self, x):
+        return (self.norm if self.once else self.normalise()) @ self.layer(x)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_what_is_computed_anew_from_the_same_numbers_is_named(once):
+    torch.manual_seed(0)
+    model, x = Graph(400, once), torch.randn(400, 32)
+    optimizer = torch.optim.Adam(model.parameters())
+    with watch(model, optimizer, live=False, tell=False) as w:
+        for _ in range(3000 if once else 120):
+            step(model, optimizer, x, x)
+    assert (w.diagnosis.reason == "REPEATED") != once, w.report()
+    if not once:
+        assert f":{line_of('# at every ' + 'step')}  " in w.diagnosis.text
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 1024), nn.Linear(1024, 10)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_model_that_is_called_twice_for_one_batch_is_named_with_the_second_call(again):
+    torch.manual_seed(0)
+    model, x, y = Wide(), torch.randn(512, 64), torch.randint(0, 10, (512,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    right = 0
+    with watch(model, optimizer, live=False, tell=False) as w:
+        for _ in range(600):
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, y)
+            out = model(x) if again else out  # for the metric
+            right += int((out.argmax(1) == y).sum())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert (w.diagnosis.reason == "REPEATED") == again, w.report()
+    assert not again or f":{line_of('# for the ' + 'metric')}  " in w.diagnosis.text
 
 
 class Probe(nn.Module):
@@ -764,6 +845,58 @@ for i in range(60):
     if sys.argv[1:] == ["--stop"] and i == 50:
         raise KeyboardInterrupt
 """
+
+
+KEPT = """
+import itertools, time, torch
+from torch import nn
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1), []
+{before}
+end = time.perf_counter() + 3
+for i in itertools.count():
+    optimizer.zero_grad()
+    loss = model(torch.ones(32, 8)).square().mean()
+    {backward}
+    optimizer.step()
+    if time.perf_counter() > end:
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "backward", "reason", "line"),
+    [
+        ("", "loss.backward(create_graph=True)", "CREATE_GRAPH", 11),
+        ("penalty = lambda: torch.autograd.grad(loss, [])", "loss.backward(create_graph=True)", "", 0),
+        ("model[0].register_forward_hook(lambda m, i, o: kept.append(o))", "loss.backward()", "GRAPH_KEPT", 6),
+    ],
+    ids=["a second graph", "one that is used", "a hook that keeps"],
+)
+def test_what_keeps_graphs_without_a_list_in_the_loop_is_named(tmp_path, before, backward, reason, line):
+    path = tmp_path / "train.py"
+    path.write_text(KEPT.format(before=before, backward=backward))
+    found = run_script(str(path))[0].diagnosis
+    assert reason in (found.reason, found.verdict), found
+    assert not reason or f"train.py:{line}  " in found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("kept.append((i, out.detach()))", 3),
+        ("kept += [out.numpy()]", 3),
+        ("kept.append((i, loss.item(), float(out.mean())))", 0),
+        ("names.add(f'{i} of {n}')", 0),
+        ("total += out.sum().item()", 0),
+        ("x = next(batches)", 1),  # of a cycle
+    ],
+)
+def test_a_line_that_holds_on_to_tensors_is_told_from_one_that_keeps_numbers(tmp_path, text, held):
+    file = tmp_path / "train.py"
+    begin = "batches = itertools.cycle(loader)" if held == 1 else "batches = iter(loader)"
+    file.write_text(f"{begin}\nfor i in range(n):\n    {text}\n    loss.backward()\n")
+    assert source.find_holding(str(file), 4) == held
 
 
 def test_a_script_is_run_with_its_arguments_and_named_by_line(tmp_path):

@@ -15,7 +15,6 @@ from cpbkit.hardware import provenance
 PAIRS, QUICK_PAIRS = 60, 20
 BLOCK = 0.5  # s
 COUNTED = 20  # steps before the clock starts: the watch counts operators in three of them
-SETTLED = 1.5  # s before it too: at first the watch looks more often, so that a short loop is seen as well
 
 
 def bench_doctor(*, quick: bool = False, say: Callable[[str], None] = lambda text: None) -> dict:
@@ -66,9 +65,8 @@ def measure_cost(name: str, pairs: int) -> dict:
         return (time.perf_counter() - begun[0]) / steps, (time.process_time() - begun[1]) / steps
 
     def run_watched(steps: int) -> tuple[float, float]:
-        with watch(live=False, tell=False):
-            begun = time.perf_counter()
-            while time.perf_counter() - begun < SETTLED:
+        with watch(live=False, tell=False) as w:
+            while not w.settled:  # at first it looks more often, so that a short loop is seen as well
                 run(COUNTED)
             return run(steps)
 

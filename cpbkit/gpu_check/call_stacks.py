@@ -196,9 +196,14 @@ class Sampler(threading.Thread):
         finally:
             sys.setswitchinterval(before)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the first looks are over, which come closer together."""
+        return self._woken - self._fresh >= FIRST or not self.is_alive()
+
     def _period(self) -> float:
         """Return the seconds to the next look."""
-        usual, most = (FIRST_PERIOD, 0.012) if self._woken - self._fresh < FIRST else (PERIOD, 0.05)
+        usual, most = (PERIOD, 0.05) if self.settled else (FIRST_PERIOD, 0.012)
         dear = time.thread_time() / COST / max(self._woken, 1)  # of this thread: what its looks took so far
         return min(max(dear, usual), most)
 

@@ -46,6 +46,7 @@ VERDICTS = {
     "VALIDATION_IN_STEP": "A validation runs inside the loop over batches.",
     "SAMPLE_BY_SAMPLE": "The batch is taken apart, and the model sees one sample at a time.",
     "GRAPH_KEPT": "Something keeps the graph of every step.",
+    "MEMORY_GROWTH": "Memory grows with every step, by what is kept of it.",
     "FLOAT64": "The step computes in float64.",
     "DENSE_EMBEDDING": "The optimiser moves every row of an embedding, and a step reads few of them.",
     "FEW_THREADS": "Torch is held to a part of the cores.",

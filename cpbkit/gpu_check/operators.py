@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
 
+from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import TORCH, Roles
 from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
 
@@ -20,6 +22,7 @@ DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # g
 COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 LEAST_PAIRS = 8  # samples of a batch, from which (n, 1) and (n,) are no accident
 NLL = {aten.nll_loss_forward, aten.nll_loss2d_forward}
+FILLING = {aten.uniform_, aten.normal_}  # with random numbers, as a new layer's weights
 SQUASHING = {aten.sigmoid, aten._softmax}
 ONE_OF_MANY = {aten.select_backward, aten.slice_backward}
 WIDE, LARGE = 4, 1_000_000  # outputs of a layer for each input, as of a vocabulary; numbers that it makes
@@ -27,6 +30,8 @@ ROWS = 4096  # of a loss's input that are looked at
 LONG = 16  # ids in a row, from which padding may be most of it
 MOST = 4000  # operators of a step that are noted: to note one takes longer than many an operator
 STARTING = 8  # times what an operator costs that computes nothing: with its line of Python and its part of autograd
+SLOW = 1e-4  # s of an operator, from which it is worth to look at what it made
+SAMPLED = 64  # numbers of it
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
@@ -39,6 +44,26 @@ class Calls:
         self.count = 0
         self.seconds = 0.0
         self.tracked = False  # towards a loss: what is computed here is a part of the model, and no batch
+
+
+class Result:
+    """The same numbers, made once or more in a step."""
+
+    __slots__ = ("_first", "calls", "line", "seconds", "tracked")
+
+    def __init__(self, own: tuple[tuple[int, int], ...]):
+        self._first, self.line = own, own[0]
+        self.calls = 0
+        self.seconds = 0.0
+        self.tracked = False  # made of weights: the next step's are others
+
+    def add(self, own: tuple[tuple[int, int], ...], seconds: float, tracked: bool) -> None:
+        # Where two calls part, from the outside: of a model that is called twice, the second call.
+        parted = (at for at, first in zip(own[::-1], self._first[::-1], strict=False) if at != first)
+        self.line = next(parted, own[0])
+        self.calls += 1
+        self.seconds += seconds
+        self.tracked |= tracked
 
 
 class Operators(TorchDispatchMode):
@@ -66,6 +91,7 @@ class Operators(TorchDispatchMode):
         self.padding: tuple[float, bool, tuple[int, int]] | None = None  # (share of the ids, of each row too, line)
         self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
         self._thin = 0, 0  # (place in memory of a gradient that is 0 but for one step in time, steps)
+        self.results: dict[tuple, Result] = {}  # of slow operators forward, by what they made
         self.packed = False  # a recurrent layer is told the lengths of its rows
         self._squashed: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}  # place in memory of a probability: line
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
@@ -124,6 +150,8 @@ class Operators(TorchDispatchMode):
         if line and torch.is_grad_enabled() and (reason := self._find_wrong(packet, args)):
             made = self._find_squashed(args[0]) if reason != "BROADCAST" else None
             self.wrong[reason] = made or line
+        if line and packet in FILLING and isinstance(args[0], nn.Parameter):
+            self.wrong["MADE_ANEW"] = line
         self.packed |= packet is aten._pack_padded_sequence
         if line and packet is aten.embedding and (padding := _find_padding(args[1])):
             self.padding = max(self.padding or (0.0, False, line), (*padding, line))
@@ -152,6 +180,8 @@ class Operators(TorchDispatchMode):
             kind[0] += 1
             kind[1] = min(kind[1], seconds)
             self.devices[made.device.type] += 1
+            if seconds > SLOW and line:
+                self._note_result(packet, args, made, seconds)
             if packet in DENSE:
                 self.dense[len(made)] = args[1].numel(), made.numel()
             if made.dtype == torch.float64:
@@ -166,6 +196,21 @@ class Operators(TorchDispatchMode):
             self.modes.add("tracemalloc notes every piece of memory: tracemalloc.stop()")
         if torch.is_anomaly_enabled():
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
+
+    def _note_result(self, packet, args, made: torch.Tensor, seconds: float) -> None:
+        if made.device.type != "cpu" or not made.is_floating_point() or not made.is_contiguous() or not args:
+            return
+        stack = self.roles.read(sys._getframe(3))
+        texts = (source.read_line(self.roles.codes[number].co_filename, line) for number, line in stack.own)
+        if stack.phase in ("backward", "optimiser") or any(map(source.ONLY_PASSES.search, texts)):
+            return
+        flat = made.detach().view(-1)
+        numbers = *flat[:: max(1, len(flat) // SAMPLED)].tolist(), flat.sum().item(), flat.norm().item()
+        if len(set(numbers)) > 3:  # zeros and ones are no result
+            result = self.results.setdefault((packet, *numbers), Result(stack.own))
+            result.add(
+                stack.own, seconds, any(isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves(args))
+            )
 
     def _find_wrong(self, packet, args) -> str:
         """Return the reason of soundness.OF_OPERATORS for which an operator cannot be meant so, or ""."""

@@ -55,7 +55,7 @@ CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), REPLAY,
      "draw the numbers of the rows first, and take those rows alone; keep what was seen in arrays that are written and "
      "read by index, not in a list that is converted each time"),
-    ({"pandas", "NumPy"}, r"\[",
+    (set(), r"\.i?loc\b|^[^(]*\w\[",
      "build windows once as one tensor, and index it with a whole batch of numbers at a time"),
 )  # fmt: skip
 

@@ -19,6 +19,8 @@ MOVED = 1e-6  # of a weight's size in all steps that were seen: less is nothing,
 LOW = 1e-6  # learning rate, at which weights hardly move
 MOST_KEPT = 1_000_000  # numbers of the weight that is kept to compare with
 STEPPING = r"Adam|RMSprop|Lion"  # optimisers that move each weight by about the rate
+ALIKE = 1e-3  # of a weight: by so much rounding may tell its outputs apart
+MEASURES = "Loss|CrossEntropy"  # graph nodes of distances
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
 
 
@@ -34,6 +36,9 @@ OF_OPERATORS = {
     "NO_LOGARITHMS": (
         "NLLLoss takes logarithms of probabilities, which are never above 0, and gets other numbers",
         "log_softmax(x, dim=1) in place of softmax or of nothing; or CrossEntropyLoss on the logits as they are", ""),
+    "MADE_ANEW": (
+        "A layer is made anew at every step: its weights are random each time, and none of them learns",
+        "make it once, in __init__ of the model (before the optimiser), and call it in forward", ""),
     "ONE_CLASS": (
         "A cross entropy over one class is always 0: nothing is learned",
         "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
@@ -59,6 +64,8 @@ class Soundness:
         self._optimizers: weakref.WeakSet = weakref.WeakSet()
         self._made = self._steps = 0  # optimisers, beyond the first, of the same weights; looks at a step
         self._losses: list[float] = []  # that were read
+        self._negated = 0  # of them: the distance of a forecast from the truth, with a minus
+        self._alike: dict[int, tuple[int, int]] = {}  # weights of equal outputs -> (looks, those with a gradient)
         self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
         self._rate = self._highest = 0.0
         self._rates_gone = 0  # looks
@@ -105,13 +112,16 @@ class Soundness:
             self._models[model] = not weights.isdisjoint(map(id, model.parameters()))
         return self._models[model]
 
-    def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call it after a step of the optimiser."""
-        weights = [weight for weight in weights_of(optimizer) if weight.requires_grad]
+    def note_gradients(self, weights: Iterable[torch.Tensor]) -> None:
+        """Call it after a step, with what it is to move."""
+        weights = [weight for weight in weights if weight.requires_grad]
         empty = {id(weight): weight.numel() for weight in weights if weight.grad is None}
         zero = {id(w): w.numel() for w in weights if w.grad is not None and not _has_gradient(w)}
         self._empty = empty if self._empty is None else {k: n for k, n in self._empty.items() if k in empty}
         self._zero = zero if self._zero is None else {k: n for k, n in self._zero.items() if k in zero}
+        alike = [weight for weight in weights if weight.dim() > 1 and len(weight) >= LEAST and _is_alike(weight)]
+        seen = {id(weight): self._alike.get(id(weight), (0, 0)) for weight in alike}
+        self._alike = {id(w): (seen[id(w)][0] + 1, seen[id(w)][1] + _has_gradient(w)) for w in alike}
         self._emptied += 1
         self._numbers = sum(weight.numel() for weight in weights)
         if self._before is None or not any(weight is self._before[0] for weight in weights):
@@ -127,6 +137,10 @@ class Soundness:
     def note_loss(self, loss: object) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and len(self._losses) < MOST_ASKED:
             self._losses.append(loss.item())
+            node = loss.grad_fn
+            if node is not None and node.name() == "NegBackward0":
+                (below, _), *_ = node.next_functions
+                self._negated += below is not None and bool(re.search(MEASURES, below.name()))
 
     def note_end(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it after a pass backward."""
@@ -148,6 +162,10 @@ class Soundness:
         if shrinking > SHRINKING:
             text = f"Weight decay takes {shrinking:.0%} of every weight at each step: more than can be learned"
             yield Unsound("DECAY", text, "a weight decay of 0.01 or less", OPTIMIZER)
+        momentum = max((float(group.get("momentum") or 0) for group in groups), default=0.0)
+        if momentum >= 1:
+            text = f"A momentum of {momentum:g} never lets go of a step: weights swing ever further"
+            yield Unsound("MOMENTUM", text, "a momentum of 0.9", OPTIMIZER)
         # A step of about the rate in each weight, where a sum over its inputs is to stay near 1.
         sizes = [w.numel() / len(w) for group in groups for w in group["params"] if w.dim() > 1 and len(w) > 1]
         steps = float(self._highest) * math.sqrt(max(sizes, default=0.0))
@@ -201,10 +219,22 @@ class Soundness:
             cure += "sigmoid, round(), argmax() or clamp() before the loss, and for a loss that does not depend on "
             cure += "the model"
             yield Unsound("ZERO_GRADIENTS", text, cure, "")
+        elif self._of is None and self._moved[0] > 2 and self._moved[1] == 0:
+            text = "Gradients are computed, and no step moves the weights"
+            cure = "optimizer.step(), with its parentheses, after loss.backward()"
+            yield Unsound("NOT_STEPPED", text, cure, r"\.step\b(?!\()")
         elif self._moved[0] > 5 and self._moved[1] < MOVED:
             text = f"The weights stand still: in all steps they have moved by {self._moved[1]:.1g} of their size"
             cure = "a higher learning rate; and look for gradients that are clipped or scaled to nearly nothing"
             yield Unsound("STANDS_STILL", text, cure, r"clip_grad" if self._highest > LOW else OPTIMIZER)
+        if any(looks > 3 and gradients > 1 for looks, gradients in self._alike.values()):
+            text = "All outputs of a layer are the same, and so are their gradients: it learns one feature"
+            cure = "random first weights, as layers of torch's have unless told: no constant, no zeros"
+            yield Unsound("ALIKE", text, cure, r"(constant_|zeros_|ones_|fill_)\((?!.*bias)|\.data\b")
+        if self._negated >= LEAST and self._negated == len(self._losses) and len(self._optimizers) == 1:
+            text = "The loss gets a minus sign before its pass backward: training makes it larger"
+            cure = "loss.backward() on the loss as it is: an optimiser makes it smaller"
+            yield Unsound("MAXIMISED", text, cure, r"= *-|\(-")
         yield from self._find_settings()
         if self._evaluated >= LEAST and self._evaluated > 0.4 * (self._evaluated + self._trained):
             text = "The model is trained in eval mode: dropout is off, and batch norm learns no statistics"
@@ -218,6 +248,10 @@ class Soundness:
 
 def _is_nonzero(gradient: torch.Tensor) -> bool:
     return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).count_nonzero())
+
+
+def _is_alike(weight: torch.Tensor) -> bool:
+    return bool((weight - weight[:1]).abs().max() <= ALIKE * weight.abs().max())
 
 
 def _has_gradient(weight: torch.Tensor) -> bool:

@@ -11,6 +11,9 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
+ONLY_PASSES = re.compile(r"\.backward\(|\.step\(|zero_grad|clip_grad")  # lines that start torch's own work alone
+ADDING = ("append", "appendleft", "add", "extend", "insert", "update")
+NUMBERS = re.compile(r"\.item\(|\b(float|int|len|str|round)\(|^\w*(epoch|step|loss|idx|acc|time|i|t)\w*$|^f?[\"']")
 CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|ipython-input-")  # where kernels say that a cell's source is
 
 
@@ -143,6 +146,25 @@ def find_keeping(file: str, line: int, loss: str) -> int:
     return found
 
 
+def find_holding(file: str, line: int) -> int:
+    """Return the line that adds more than numbers to a collection, in the loops around a line; else 0.
+
+    Else that of an `itertools.cycle`, which keeps every batch.
+    """
+    whole = _parse(file, len(linecache.getlines(file)))
+    loops = [node for node in find_path(file, line) if isinstance(node, LOOPS)]
+    parts_of_loops: Iterable[Any] = (part for loop in loops for part in ast.walk(loop))
+    for node in parts_of_loops:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            given = node.value.args if getattr(node.value.func, "attr", "") in ADDING else []
+        else:
+            given = [node.value] if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) else []
+        parts = [part for each in given for part in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])]
+        if any(ast.unparse(part).strip("0123456789.") and not NUMBERS.search(ast.unparse(part)) for part in parts):
+            return node.lineno
+    return next((node.lineno for node in whole if "itertools.cycle(" in read_line(file, node.lineno)), 0)
+
+
 def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:
     for node in nodes:
         added = None
@@ -156,7 +178,7 @@ def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             method = getattr(node.value.func, "attr", "")
             given = {ast.unparse(argument) for argument in node.value.args}
-            if method in ("append", "add", "extend", "insert", "update") or (method and given.intersection(names)):
+            if method in ADDING or (method and given.intersection(names)):
                 added = node.value  # losses.append(loss), meter.note(loss)
         if added is not None and any(_carries(added, name) for name in names):
             return node.lineno

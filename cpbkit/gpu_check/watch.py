@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -24,6 +26,7 @@ from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
+from cpbkit.gpu_check.graphs import ThrownAway, find_weights
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators, is_capturing
 from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
@@ -42,7 +45,6 @@ KEPT = 0.08  # of the graphs of earlier steps: of every tenth step, say
 FOLLOWED = 16  # nodes of a loss's graph
 TURNS = 50  # steps of other optimisers without one of the first: its training is over
 UNSTEPPED = 8  # passes backward without an optimiser of torch's: then each of them counts as a step, until there is one
-GRAPH = 20_000  # nodes of a loss's graph that are looked through for weights
 MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
 TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
@@ -82,8 +84,11 @@ class Watch:
         self._optimizers: dict[int, set[int]] = {}  # identities of the weights that each one moves
         self._past: set[int] = set()  # identities of the weights whose training is over
         self._soundness = Soundness()
+        self._thrown = ThrownAway()
         self._stepped = 0  # steps at the last pass backward
         self._reached: dict[int, int] = {}  # identities of the weights that backward reaches -> their numbers
+        self._second_graph = False  # a pass backward builds one, as with create_graph=True
+        self._weights: list[weakref.ref] = []  # weights that backward reaches
         self._by_hand = False  # weights are moved without an optimiser of torch's
         self._first = self._last = math.nan  # time of the first and the last noted step
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
@@ -168,6 +173,11 @@ class Watch:
         return self._diagnosis
 
     @property
+    def settled(self) -> bool:
+        """Whether it looks as rarely as it does from now on."""
+        return self._sampler.settled
+
+    @property
     def verdict(self) -> str:
         return self.diagnosis.verdict
 
@@ -221,6 +231,8 @@ class Watch:
         workers = max((loader.num_workers for loader in self._loaders), default=0)
         if torch.get_num_threads() > count_cores():
             self._problems.append(f"torch computes in {torch.get_num_threads()} threads on {count_cores()} cores")
+        thrown, thrown_at = self._thrown.find()
+        repeated, within, repeated_at = self._find_repeated()
         problems = [*self._problems, self._sampler.problem, *(c.problem for c in self._counted)]
         return Seen(
             seconds=total,
@@ -239,6 +251,11 @@ class Watch:
             threads=torch.get_num_threads() / count_cores(),
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
+            thrown=thrown,
+            thrown_line=self._line(thrown_at) if thrown_at else None,
+            repeated=repeated * sum(shares.get(name, 0.0) for name in ("forward", "backward", "optimiser")),
+            repeated_within=within,
+            repeated_line=self._line(repeated_at) if repeated_at else None,
             optimizer_line=self._find_text(OPTIMIZER),
             unsound=tuple(self._find_unsound(found.loop)),
             float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
@@ -261,6 +278,8 @@ class Watch:
             fused="fused" in inspect.signature(type(self._main)).parameters if self._main else False,
             kept=self._find_kept() or self._kept,
             growth=self._find_growth(),
+            held=self._find_holding(),
+            second_graph=self._find_second_graph(),
             workers=workers,
             starts=len(self._starts),
             starts_line=self._line(self._starts[-1]) if self._starts and self._starts[-1] else None,
@@ -276,6 +295,8 @@ class Watch:
 
     def _after_step(self, optimizer, args, kwargs) -> None:
         # A step of less than a millisecond pays for every line here: between two looks it is counted, and no more.
+        if self._thrown.waits:
+            self._thrown.note_step(id(optimizer))
         if not self._due and optimizer is self._main and self.steps > COUNTED[-1]:
             self.steps += 1
             return
@@ -321,7 +342,9 @@ class Watch:
         if self.steps >= self._again:  # ever more rarely
             self._again = 2 * self.steps
             if optimizer is not None:
-                self._soundness.note_gradients(optimizer)
+                self._soundness.note_gradients(weights_of(optimizer))
+            elif self._reached:
+                self._soundness.note_gradients(w for ref in self._weights if (w := ref()) is not None)
             self._hooks.append((self.steps, self._count_hooks()))
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
@@ -358,18 +381,25 @@ class Watch:
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: tie a mark to the graph of a loss now and then."""
         due = self._mark_due and self._is_watched()
+        if self._thrown.waits and not is_capturing():
+            self._thrown.note_backward()
         if due:
             self._mark_due, self._marked = False, time.perf_counter()
             if len(self._marks) > MOST_MARKS:
                 self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
             self._backward = self.roles.read(sys._getframe(2)).own
+            self._second_graph = bool(kwargs.get("create_graph") or args[2:3] == (True,))
             if self._count is None and not is_capturing():
                 self._soundness.note_loss(tensors)
                 if self.steps > self._stepped and len(self._optimizers) == 1 and self._main is not None:
                     self._soundness.note_start(self._main)  # of several, one's gradients wait while another's are made
-            self._mark(getattr(tensors, "grad_fn", None), next(iter(self._backward), None))
+            graph, line = getattr(tensors, "grad_fn", None), next(iter(self._backward), None)
+            self._mark(graph, line)
+            self._thrown.note_graph(graph, self._optimizers, line)
             if not self._reached and self.steps > 1:
-                self._reached = _find_weights(getattr(tensors, "grad_fn", None))
+                weights = find_weights(graph)
+                self._reached = {number: weight.numel() for number, weight in weights.items()}
+                self._weights = [weakref.ref(weight) for weight in weights.values()]
         out = original(tensors, *args, **kwargs)
         if due and self._main is not None and not is_capturing():
             self._soundness.note_end(self._main)
@@ -555,6 +585,28 @@ class Watch:
         unused = sum(size for weight, size in self._reached.items() if weight not in moved)
         return unused / max(sum(self._reached.values()), 1)
 
+    def _find_repeated(self) -> tuple[float, bool, tuple[int, int] | None]:
+        """Return (share of the operators' time that makes the same numbers again, whether within one step, the line).
+
+        The same as at the steps before, of what is made of no weight; or as before in the same step.
+        """
+        if len(self._counted) < len(COUNTED):
+            return 0.0, False, None
+        same = set.intersection(*({key for key, r in c.results.items() if not r.tracked} for c in self._counted))
+        found = []
+        for within in (False, True):
+            lines: defaultdict[tuple[int, int], float] = defaultdict(float)
+            shares = []
+            for c in self._counted:
+                again = [(r, r.seconds * (r.calls - 1) / r.calls) for r in c.results.values() if r.calls > 1]
+                if not within:
+                    again = [(c.results[key], c.results[key].seconds) for key in same]
+                for result, seconds in again:
+                    lines[result.line] += seconds
+                shares.append(sum(seconds for _, seconds in again) / c.seconds if c.seconds else 0.0)
+            found.append((median(shares), within, max(lines, key=lines.__getitem__, default=None)))
+        return max(found, key=lambda each: each[0])
+
     def _find_unsound(self, loop: source.Span | None) -> Iterator[tuple[Unsound, Line | None]]:
         backward = self._line(self._backward[0]) if self._backward else None
         wrong = {reason: at for c in self._counted for reason, at in c.wrong.items()}
@@ -634,8 +686,19 @@ class Watch:
         match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", source.read_line(file, line))
         loss = (match[1] or match[2]) if match else "loss"
         keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
-        kept = self._line((at[0], keeping)) if keeping else self._line(at)
+        kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
         return (f"{kept.place}  {kept.text}",)
+
+    def _find_holding(self) -> Line | None:
+        number, line = self._backward[0] if self._backward else (0, 0)
+        kept = line and source.find_holding(self.roles.codes[number].co_filename, line)
+        return self._line((number, kept)) if kept else None
+
+    def _find_second_graph(self) -> Line | None:
+        """Return the pass backward with create_graph=True, where no gradient of a gradient is asked for."""
+        if not self._second_graph or self._find_text(r"autograd\.(grad|functional)\b|hessian|\bgrad\(.*create_graph"):
+            return None
+        return self._line(self._backward[0]) if self._backward else None
 
     def _find_growth(self) -> float:
         """Return the bytes a step by which memory grows, 0 where it does not, after a first half to settle in."""
@@ -686,22 +749,6 @@ def _replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
             setattr(holder, name, original)
 
 
-def _find_weights(node) -> dict[int, int]:
-    """Return the weights that a graph reaches: identity -> numbers; nothing of a graph too large to look through."""
-    seen: set[Any] = set()
-    queue, found = [node], {}
-    while queue and len(seen) < GRAPH:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        weight = getattr(node, "variable", None)
-        if isinstance(weight, nn.Parameter):
-            found[id(weight)] = weight.numel()
-        queue += [following for following, _ in node.next_functions]
-    return {} if queue else found
-
-
 def _rise(points: list[tuple[int, int]]) -> float:
     """Return by how much the last of (steps, number) grows a step, where it grew as before; else 0."""
     if len(points) < 3:
@@ -721,7 +768,7 @@ def _can_draw() -> bool:
 
 def _only_passes(line: Line) -> bool:
     """Say whether a line only starts torch's own work, whose time is torch's whatever was counted."""
-    return bool(re.search(r"\.backward\(|\.step\(|zero_grad|clip_grad", line.text)) and not line.kind
+    return bool(source.ONLY_PASSES.search(line.text)) and not line.kind
 
 
 def _goes_through_time(line: Line, span: source.Span) -> bool:

@@ -45,6 +45,12 @@ class Seen:
     threads_line: Line | None = None  # that sets them
     unsound: tuple[tuple[Unsound, Line | None], ...] = ()  # the worst first
     unused: float = 0.0  # share of the gradients, in numbers, that no optimiser uses
+    thrown: float = 0.0  # share of the gradients, in numbers, that are set to zero before a step uses them
+    thrown_line: Line | None = None  # the pass backward that makes them
+    repeated: float = 0.0  # share of the time in which the same numbers are computed again
+    repeated_within: bool = False  # a step, or else from step to step
+    repeated_line: Line | None = None
+    second_graph: Line | None = None  # a pass backward that can be differentiated, and is not
     optimizer_line: Line | None = None  # that makes it
     float64_line: Line | None = None  # that asks for it
     small_batch: tuple[int, Line | None] = (0, None)  # samples, where they are few, and the line that says so
@@ -64,6 +70,7 @@ class Seen:
     asked: bool = False  # the trained model makes most of its data, as where a policy acts
     fused: bool = True  # the optimiser has such an option
     growth: float = 0.0  # bytes a step, where memory grows steadily
+    held: Line | None = None  # that keeps more than numbers of every step
     workers: int = 0  # of the loader
     starts: int = 0  # of workers
     starts_line: Line | None = None
@@ -94,6 +101,7 @@ class Limits:
     steps_a_start: float = 200.0  # of workers: below, starting them is what takes the time
     too_many: float = 2.0  # threads a core
     unused: float = 0.4  # of the gradients
+    repeated: float = 0.15
     padding: float = 0.6  # of the ids
     rows_moved: float = 20.0  # of an embedding, for each that is read
     numbers_moved: float = 1e6
@@ -115,7 +123,7 @@ def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = (), limits
     _, verdict, reason, text, fixes = first
     beside = [f"{name}: {words}" for _, name, _, words, _ in findings[1:]]
     beside += [f"{code}: {words}" for code, words in environment]
-    if seen.growth and not seen.kept:
+    if seen.growth and not seen.kept and verdict != "MEMORY_GROWTH":
         beside.append(f"MEMORY_GROWTH: memory grows by {seen.growth / 1024:,.0f} KB a step")
     fixes = (*fixes, *_advise_beside(seen, limits, verdict))
     return Diagnosis(verdict, reason, text, evidence, fixes, (*beside, *seen.problems), Policy())
@@ -249,6 +257,25 @@ def _find(seen: Seen, limits: Limits):
                 f"{text}{_at(line)}.",
                 _cure("no such gradients", weight, cure),
             )
+    if share["backward"] * seen.thrown > limits.told:
+        weight = share["backward"] * seen.thrown
+        text = "A pass backward goes on through another optimiser's model, and its gradients are thrown away"
+        cure = "cut it off: discriminator(fake.detach()), or make fake under torch.no_grad()"
+        yield weight, "WASTED_WORK", "THROWN", f"{text}{_at(seen.thrown_line)}.", _cure("detach", weight, cure)
+    if seen.second_graph and share["backward"] > limits.told:
+        weight = share["backward"] / 2
+        text = "Each pass backward builds a graph of itself, for gradients of gradients, which nothing takes"
+        cure = "loss.backward() without create_graph=True, which also keeps weights and gradients in memory for ever"
+        fixes = _cure("no second graph", weight, cure)
+        yield max(weight, 0.3), "WASTED_WORK", "CREATE_GRAPH", f"{text}{_at(seen.second_graph)}.", fixes
+    if seen.repeated > limits.repeated:
+        text = f"{seen.repeated:.0%} of the time computes again, with the same result, what "
+        text += "the same step has computed before" if seen.repeated_within else "every step before has computed"
+        cure = "compute it once, before the loop: in a model, in __init__ with self.register_buffer(name, tensor)"
+        if seen.repeated_within:
+            cure = "keep the result in a variable and use it again, as out = model(x) for the loss and for a metric"
+        fixes = _cure("compute it once", seen.repeated, cure)
+        yield seen.repeated, "WASTED_WORK", "REPEATED", f"{text}{_at(seen.repeated_line)}.", fixes
     for line in (line for line in seen.lines if line.account in ("forward", "rest", "data")):
         if "one_hot(" in line.text and line.seconds > limits.python * seen.seconds:
             weight = line.seconds / seen.seconds
@@ -264,7 +291,12 @@ def _find(seen: Seen, limits: Limits):
             text = f"{seen.kept[0]} keeps the tensors of every step since the loop began, and their graphs."
             cure = "keep a number of each, float(...), or write what is needed to a file: detach() alone would free "
             cure += "the graph, and leave every batch in memory"
-        yield 0.45, "GRAPH_KEPT", "", text, (Fix("detach what is kept", NAN, cure, True),)
+        yield 0.45, "GRAPH_KEPT", "", text, (Fix("keep no graph", NAN, cure, True),)
+    if seen.growth and seen.held and not seen.kept and not re.search(REPLAY, seen.held.text):
+        text = f"Memory grows by {seen.growth / 1024:,.0f} KB a step, by what is kept of it{_at(seen.held)}."
+        cure = "keep a number of each step, float(...), or write what is needed to a file; in place of "
+        cure += "itertools.cycle, which keeps every batch, `while True: for batch in loader: ...`"
+        yield 0.12, "MEMORY_GROWTH", "", text, (Fix("keep numbers", NAN, cure, True),)
     if seen.float64 > 0.5:
         line = _top(seen, "forward")
         text = f"{seen.float64:.0%} of the operators' time is in float64, which training rarely needs{_at(line)}"
@@ -293,11 +325,9 @@ def _find(seen: Seen, limits: Limits):
         yield 0.35, verdict, "SMALL_BATCH", text, _cure("a batch", model, "DataLoader(..., batch_size=64)")
     if seen.pairs and seen.starting > limits.starting_few and seen.operators > limits.operators:
         weight = model * seen.starting
-        text = (
-            f"A loop over the pairs of a batch starts most of {seen.operators:,.0f} operators a step{_at(seen.pairs)}."
-        )
-        cure = "compute all pairs at once: x[:, None] - x[None], torch.cdist(x, x) or x @ x.T; and choose with "
-        cure += "torch.where or a mask, not with if"
+        text = f"A loop over pairs starts most of {seen.operators:,.0f} operators a step{_at(seen.pairs)}."
+        cure = "compute all pairs at once: x[:, None] - x[None], torch.cdist(x, x), x @ x.T, or torch.triu for a mask; "
+        cure += "and choose with torch.where, not with if"
         yield weight, "HOST_BOUND", "PAIRS", text, _cure("all pairs at once", weight, cure)
     elif seen.starting > limits.starting and seen.operators > limits.operators:
         reason = "RNN_NOT_CUDNN" if seen.gates >= 40 else "MANY_SMALL_OPS"

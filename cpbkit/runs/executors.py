@@ -206,7 +206,7 @@ def connect(address: str = "") -> dict[str, float]:
     if not ray.is_initialized():
         try:
             ray.init(address=address or None, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError) as error:
+        except Exception as error:  # where a node does not come up, ray raises just this
             raise CpbkitError(f"no Ray cluster answers at {address or 'RAY_ADDRESS'}: {error}") from error
     return ray.cluster_resources()
 

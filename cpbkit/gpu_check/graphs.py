@@ -1,0 +1,113 @@
+"""The graph of a loss: the weights it reaches, and the parts of it whose gradients nobody uses."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+LARGEST = 20_000  # nodes of a graph that is looked through
+LOOKS = 24  # at graphs of several optimisers
+LEAST = 3  # looks that must agree
+BRANCH = 0.5  # of an optimiser's weights: less may be a single layer with weights of its own
+
+
+def find_weights(root) -> dict[int, nn.Parameter]:
+    """Return the weights that a graph reaches, by identity; none of a graph too large to look through."""
+    nodes = _list_nodes(root)
+    return {id(node.variable): node.variable for node in nodes if _is_weight(node)}
+
+
+def find_branches(root, owners: Mapping[int, int]) -> tuple[set[int], dict[int, list[nn.Parameter]]]:
+    """Return (the owners of all weights of a graph, owner -> weights of its branches).
+
+    owners: identity of a weight -> that of its optimiser. A branch leads to one owner's weights alone, as from a
+    generator's picture back to its inputs: where another's step follows, it could have been cut off.
+    """
+    nodes = _list_nodes(root)
+    below: dict[Any, set[int]] = {}
+    for node in reversed(nodes):  # what a node leads to comes after it in the list
+        own = {owners.get(id(node.variable), 0)} if _is_weight(node) else set()
+        below[node] = own.union(*(below.get(following, set()) for following in _follow(node)))
+    tops = {x for n in nodes if len(below[n]) > 1 for x in _follow(n) if len(below[x]) == 1 and not _is_weight(x)}
+    branches: dict[int, list[nn.Parameter]] = {}
+    for top in tops:
+        weights, (owner,) = find_weights(top), below[top]
+        if len(weights) > len(branches.get(owner, [])):
+            branches[owner] = list(weights.values())
+    return set().union(*below.values()), branches
+
+
+def _follow(node) -> Iterator:
+    return (following for following, _ in node.next_functions if following is not None)
+
+
+def _is_weight(node) -> bool:
+    return isinstance(getattr(node, "variable", None), nn.Parameter)
+
+
+def _list_nodes(root) -> list:
+    """Return a graph's nodes, each before those it leads to; none of a graph that is too large."""
+    order: list[Any] = []
+    known: set[Any] = set()
+    stack = [(root, False)] if root is not None else []
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in known:
+            known.add(node)
+            if len(known) > LARGEST:
+                return []
+            stack.append((node, True))
+            stack += ((following, False) for following in _follow(node))
+    return order[::-1]
+
+
+class ThrownAway:
+    """Gradients of one optimiser's weights that are made for another's step, and set to zero before its own."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[float, tuple[int, int] | None]] = []  # (share of the gradients, own line)
+        self._stepped: set[int] = set()
+        self._branches: dict[int, list[weakref.ref]] = {}
+        self._reached: set[int] = set()
+        self._numbers = 0
+        self._at: tuple[int, int] | None = None
+        self.waits = False  # for the next pass backward
+
+    def note_graph(self, root, optimizers: Mapping[int, set[int]], at: tuple[int, int] | None) -> None:
+        """Look at the graph of a pass backward; optimizers: identity -> identities of its weights."""
+        if len(self._looks) >= LOOKS or len(optimizers) < 2:
+            return
+        owners = {weight: optimizer for optimizer, weights in optimizers.items() for weight in weights}
+        self._reached, branches = find_branches(root, owners)
+        self._branches = {
+            owner: [weakref.ref(weight) for weight in weights]
+            for owner, weights in branches.items()
+            if owner and len(weights) > BRANCH * len(optimizers[owner])
+        }
+        self._numbers = sum(weight.numel() for weight in find_weights(root).values())
+        self._at, self._stepped, self.waits = at, set(), True
+
+    def note_step(self, optimizer: int) -> None:
+        self._stepped.add(optimizer)
+
+    def note_backward(self) -> None:
+        """Call it before the pass backward after: by then gradients that are thrown away are zero or none."""
+        self.waits = False
+        if not self._stepped & self._reached:
+            return  # gradients are still being added up
+        thrown = 0
+        for owner, refs in self._branches.items():
+            weights = [weight for ref in refs if (weight := ref()) is not None]
+            if owner not in self._stepped and not any(w.grad is not None and bool(w.grad.any()) for w in weights):
+                thrown += sum(weight.numel() for weight in weights)
+        self._looks.append((thrown / max(self._numbers, 1), self._at))
+
+    def find(self) -> tuple[float, tuple[int, int] | None]:
+        """Return (share of all gradients that are thrown away, own line of the pass backward that makes them)."""
+        lines = [at for share, at in self._looks if share]
+        if len(lines) < LEAST:
+            return 0.0, None
+        return sum(share for share, _ in self._looks) / len(self._looks), lines[-1]
