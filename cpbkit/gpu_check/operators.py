@@ -3,6 +3,7 @@
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from types import FrameType
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import TORCH, Roles
 from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
+from cpbkit.gpu_check.flow import Flow
 
 aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
@@ -73,9 +75,10 @@ class Operators(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # as in census.Census
 
-    def __init__(self, roles: Roles):
+    def __init__(self, roles: Roles, weights: Collection[torch.Tensor] = ()):
         super().__init__()
-        self.roles = roles
+        self.roles, self._flow = roles, Flow(weights)
+        self.moving: set[tuple[int, int]] = set()  # own lines that make of gradients what is added to weights
         self.lines: defaultdict[tuple[int, int] | None, Calls] = defaultdict(Calls)
         self.taken: Counter[tuple[tuple[int, int], int]] = Counter()  # (line, length of the axis) -> rows taken
         self.waits: list[tuple[int, int]] = []
@@ -159,6 +162,7 @@ class Operators(TorchDispatchMode):
             self.waits.append(line)
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
             return
+        self._flow.note(line, function, args, out)
         calls = self.lines[line]
         calls.count += 1
         calls.seconds += seconds
@@ -252,6 +256,8 @@ class Operators(TorchDispatchMode):
         if _get_current_dispatch_mode() is not self:
             return False
         self.__exit__(None, None, None)
+        self.moving = self._flow.find_moving()
+        del self._flow
         return True
 
 

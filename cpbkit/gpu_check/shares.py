@@ -117,11 +117,13 @@ def attribute(
     backward: tuple[tuple[int, int], ...] = (),
     others: Collection[int] = (),
     held: Collection[int] = (),
+    moving: Collection[tuple[int, int]] = (),
 ) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
     step, backward: the own lines on the stack at an optimiser's step, and at a pass backward, innermost first.
     tracked: own lines that compute towards a loss, outside any module too.
+    moving: own lines that make of gradients what is added to weights, as an optimiser.
     others, held: identities of modules that are not trained, or not any more; and of those that are.
     """
     names = [Code(code.co_filename, code.co_name) for code in codes]
@@ -150,6 +152,7 @@ def attribute(
             over_data = s.root in trained and (s.evaluating or in_own_loop(s))
             return "validation" if over_data or is_named_so(s) else "forward"
         phase = "forward" if not s.phase and s.own and s.own[0] in tracked else s.phase
+        phase = "optimiser" if not phase and s.own and s.own[0] in moving else phase
         # Forgotten no_grad() and eval(): only the name is left to tell by.
         return "validation" if phase == "forward" and is_named_so(s) else phase
 

@@ -217,8 +217,10 @@ class Watch:
     def seen(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
         tracked = {at for c in self._counted for at, calls in c.lines.items() if at is not None and calls.tracked}
+        moving = set().union(*(c.moving for c in self._counted)) - tracked
         others, held = self._find_others(), self._find_held()
-        found = attribute(dict(self._sampler.seen), self.roles.codes, self._step, tracked, self._backward, others, held)
+        looks = dict(self._sampler.seen)
+        found = attribute(looks, self.roles.codes, self._step, tracked, self._backward, others, held, moving)
         total = sum(found.seconds.values()) or 1.0
         shares = {name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds}
         whole = max((c.count for c in self._counted), default=0)  # some steps may be parts, as of several optimisers
@@ -344,7 +346,7 @@ class Watch:
             if optimizer is not None:
                 self._soundness.note_gradients(weights_of(optimizer))
             elif self._reached:
-                self._soundness.note_gradients(w for ref in self._weights if (w := ref()) is not None)
+                self._soundness.note_gradients(self._find_weights())
             self._hooks.append((self.steps, self._count_hooks()))
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
@@ -365,7 +367,10 @@ class Watch:
     def _start_counting(self) -> None:
         self._sampler.paused = True
         self._began, self._cpu_began = time.perf_counter(), time.thread_time()
-        self._count = Operators(self.roles)
+        weights = (
+            list(weights_of(self._main)) if self._main else [w for ref in self._weights if (w := ref()) is not None]
+        )
+        self._count = Operators(self.roles, weights)
         self._count.__enter__()
 
     def _stop_counting(self, whole: bool = True) -> None:
@@ -688,6 +693,9 @@ class Watch:
         keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
         kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
         return (f"{kept.place}  {kept.text}",)
+
+    def _find_weights(self) -> list[nn.Parameter]:
+        return [weight for ref in self._weights if (weight := ref()) is not None]
 
     def _find_holding(self) -> Line | None:
         number, line = self._backward[0] if self._backward else (0, 0)
