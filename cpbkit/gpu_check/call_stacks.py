@@ -8,7 +8,7 @@ import sysconfig
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -165,6 +165,7 @@ class Sampler(threading.Thread):
         self.roles, self.watched, self.tick = roles, watched, tick
         self.seen: defaultdict[CallStack, float] = defaultdict(float)  # seconds, up to the last step
         self.looks = 0
+        self.others: Counter[tuple[int, int]] = Counter()  # own lines at which other threads were seen
         self.paused = False
         self.problem = ""  # why it ended early
         self._tail: list[tuple[CallStack, float]] = []  # since the last step
@@ -185,7 +186,9 @@ class Sampler(threading.Thread):
                     break
                 now = time.perf_counter()
                 if not self.paused:
-                    stack = self.roles.read(sys._current_frames().get(self.watched))
+                    frames = sys._current_frames()
+                    stack = self.roles.read(frames.get(self.watched))
+                    self.others.update(at for at in map(self._running, frames.items()) if at)
                     with self._lock:
                         self._tail.append((stack, now - last))
                 last = now
@@ -195,6 +198,12 @@ class Sampler(threading.Thread):
             self.problem = f"the sampler stopped: {type(error).__name__}: {error}"
         finally:
             sys.setswitchinterval(before)
+
+    def _running(self, thread: tuple[int, FrameType]) -> tuple[int, int] | None:
+        """Return the own line that another thread is at, and not a library that it called, such as a queue's."""
+        number, frame = thread
+        role, code = ("", -1) if number in (self.watched, self.ident) else self.roles.find(frame.f_code)
+        return (code, _line_of(frame)) if role == OWN else None
 
     @property
     def settled(self) -> bool:
@@ -229,6 +238,7 @@ class Sampler(threading.Thread):
         with self._lock:
             self.seen.clear()
             self._tail.clear()
+            self.others.clear()
             self.looks = 0
         self._fresh = self._woken
 

@@ -15,6 +15,7 @@ from cpbkit.gpu_check.source import Span
 ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
 UNPACKED = 0.2  # of the line after: then an unpacking is slow enough to have been seen itself
 GRAPHS = 0.1  # of a validation's forward passes: none is seen in a model's first layer
+WAITING = "waiting"
 # What a line does besides training: noun, libraries it calls, its text, and the cure.
 KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("saving", {"pickle", "json", "csv", "gzip", "zipfile", "h5py", "shutil", "sqlite3", "joblib"},
@@ -28,7 +29,7 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
      "log every hundredth step, and keep losses as tensors until then"),
     ("a copy of the model", {"copy"}, r"deepcopy|copy\.copy|\.clone\(\) for ",
      "copy the weights when they are the best so far, at the end of an epoch"),
-    ("waiting", {"subprocess", "requests", "urllib", "urllib3", "http", "socket", "threading", "selectors"},
+    (WAITING, {"subprocess", "requests", "urllib", "urllib3", "http", "socket", "threading", "selectors"},
      r"sleep\(|requests\.|\.(join|acquire|wait|recv|result)\(\)|urlopen|subprocess|\binput\(|os\.system",
      "take it out"),
     ("collecting garbage", {"gc"}, r"gc\.collect|empty_cache", "take it out: it is never needed in a step"),
@@ -48,7 +49,7 @@ READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parqu
 REPLAY = r"zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
 CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), r"next\( *iter\(", "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"),
-    ({"waiting"}, r"\bq(ueue)?\.get|\.get\(",
+    ({WAITING}, r"\bq(ueue)?\.get|\.get\(",
      "what gives the batches is slower than the loop: several of it, or batches that are made before"),
     ({"re"}, r"\bre\.|\.lower\(|\.split\((\)|[\"'])|tokeni[sz]e|json\.loads|strptime|literal_eval",
      "parse and tokenise once, before training, and keep the numbers"),

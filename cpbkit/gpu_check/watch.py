@@ -29,7 +29,7 @@ from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.graphs import ThrownAway, find_weights
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators, is_capturing
-from cpbkit.gpu_check.shares import ACCOUNTS, Attribution, Line, attribute
+from cpbkit.gpu_check.shares import ACCOUNTS, WAITING, Attribution, Line, attribute, find_kind
 from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, find_sorted, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
@@ -273,6 +273,8 @@ class Watch:
             hooks_line=self._find_text(r"\.register_\w*hook\("),
             padding=min((c.padding[:2] for c in self._counted if c.padding and not c.packed), default=(0.0, False)),
             padding_line=self._find_padding_line(),
+            thread=self._find_thread(),
+            waiting=max(0.0, 1 - self._cpu / max(self.seconds, 1e-9)),
             last=max((c.last for c in self._counted), default=0),
             last_line=self._find_text(r"\[:, *-1"),
             graphs=found.graphs,
@@ -693,6 +695,14 @@ class Watch:
         keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
         kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
         return (f"{kept.place}  {kept.text}",)
+
+    def _find_thread(self) -> tuple[float, Line | None]:
+        """Return (looks at another thread that was running a line of the person's, a look; the line seen most)."""
+        running = {
+            at: n for at, n in dict(self._sampler.others).items() if find_kind(self._line(at).text, "") != WAITING
+        }
+        line = max(running, key=running.__getitem__, default=None)
+        return sum(running.values()) / max(self._sampler.looks, 1), line and self._line(line)
 
     def _find_weights(self) -> list[nn.Parameter]:
         return [weight for ref in self._weights if (weight := ref()) is not None]

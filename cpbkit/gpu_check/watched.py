@@ -62,6 +62,8 @@ class Seen:
     kept: tuple[str, ...] = ()  # variables that keep the graphs of earlier steps
     hooks: float = 0.0  # more at each step, on one module
     hooks_line: Line | None = None  # that registers one
+    thread: tuple[float, Line | None] = (0.0, None)  # looks at another one that runs Python, a look; its line
+    waiting: float = 0.0  # share of the time in which the thread that trains did not run
     padding: tuple[float, bool] = (0.0, False)  # share of the ids that a model reads; whether the longest row has some
     padding_line: Line | None = None
     last: int = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
@@ -102,6 +104,7 @@ class Limits:
     too_many: float = 2.0  # threads a core
     unused: float = 0.4  # of the gradients
     repeated: float = 0.15
+    thread: float = 0.5  # looks at it, a look
     padding: float = 0.6  # of the ids
     rows_moved: float = 20.0  # of an embedding, for each that is read
     numbers_moved: float = 1e6
@@ -155,6 +158,12 @@ def _find(seen: Seen, limits: Limits):
             f"{text}{_at(seen.hooks_line)}.",
             (Fix("one hook", NAN, cure, True),),
         )
+    running, line = seen.thread
+    if running > limits.thread and seen.waiting > limits.python and line:
+        text = f"Another thread runs Python beside the training, which waits for the interpreter{_at(line)}."
+        cure = "let it sleep between its turns, or run it as a process: one thread at a time runs Python"
+        fixes = _cure("no other thread", seen.waiting, cure)
+        yield seen.waiting, "PYTHON_OR_IO_IN_STEP", "thread", text, fixes
     padded, each = seen.padding
     if padded > limits.padding and model > limits.python:
         text = f"{padded:.0%} of the ids that the model reads are padding{_at(seen.padding_line)}."
