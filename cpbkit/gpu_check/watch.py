@@ -403,10 +403,11 @@ class Watch:
             graph, line = getattr(tensors, "grad_fn", None), next(iter(self._backward), None)
             self._mark(graph, line)
             self._thrown.note_graph(graph, self._optimizers, line)
-            if not self._reached and self.steps > 1:
-                weights = find_weights(graph)
-                self._reached = {number: weight.numel() for number, weight in weights.items()}
-                self._weights = [weakref.ref(weight) for weight in weights.values()]
+        # Without an optimiser nothing else tells what moves, and the first steps are those whose operators are counted.
+        if not self._reached and self.steps > 1 and (due or self._by_hand):
+            weights = find_weights(getattr(tensors, "grad_fn", None))
+            self._reached = {number: weight.numel() for number, weight in weights.items()}
+            self._weights = [weakref.ref(weight) for weight in weights.values()]
         out = original(tensors, *args, **kwargs)
         if due and self._main is not None and not is_capturing():
             self._soundness.note_end(self._main)
