@@ -474,9 +474,37 @@ def test_an_optimiser_written_by_hand_is_told_from_what_else_is_done_with_gradie
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step(also)
     accounts = {line.line: line.account for line in w.seen().lines}
-    assert {accounts[line_of(f"# {mark}")] for mark in ("mov" + "es", "it mov" + "es")} == {"optimiser"}, w.report()
+    moving = [accounts.get(line_of(f"# {mark}")) for mark in ("mov" + "es", "it mov" + "es")]  # a line may go unseen
+    assert "optimiser" in moving and {*moving} <= {"optimiser", None}, w.report()
     assert not also or accounts[line_of("# looks" + " on")] == "rest"
     assert (w.verdict == "PYTHON_OR_IO_IN_STEP") == bool(also), w.report()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(busy):
+    def turn():
+        total = 0
+        while not done.is_set():
+            for i in range(100_000 if busy else 1):
+                total += i * i  # turns
+            if not busy:
+                time.sleep(0.01)
+
+    model, optimizer, batches = make()
+    done = threading.Event()
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        with watch(model, optimizer, live=False, tell=False) as w:
+            end = time.perf_counter() + 2
+            while time.perf_counter() < end:
+                for x, y in batches:
+                    step(model, optimizer, x, y)
+    finally:
+        done.set()
+        thread.join()
+    assert (w.diagnosis.reason == "thread") == busy, w.report()
+    assert not busy or f":{line_of('# tur' + 'ns')}  " in w.diagnosis.text or "range(100_000" in w.diagnosis.text
 
 
 class Probe(nn.Module):
