@@ -203,6 +203,7 @@ def test_the_source_around_a_line(tmp_path):
         ("x, y = next(iter(loader))", "iterator once"),
         ("window = frame.iloc[i : i + 60]", "windows once"),
         ("x, y = x[rows], y[rows]", "windows once"),
+        ("rows = np.random.choice(n, 64, p=weights)", "draw for many batches"),
         ("image = make(i).resize((32, 32))", "keep the result"),
         ("pool = [i for i, y in enumerate(labels) if y == c]", "keep the result"),
     ],
@@ -505,6 +506,56 @@ def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(b
         thread.join()
     assert (w.diagnosis.reason == "thread") == busy, w.report()
     assert not busy or f":{line_of('# tur' + 'ns')}  " in w.diagnosis.text or "range(100_000" in w.diagnosis.text
+
+
+@pytest.mark.parametrize("small", [1e-39, 1e-20])
+def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
+    torch.manual_seed(0)
+    model, x = Wide(), torch.randn(512, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    y = torch.randint(0, 10, (512,))
+    with watch(model, optimizer, live=False, tell=False) as w:
+        for _ in range(600):
+            faded = x.repeat(1, 16) * small  # fades
+            loss = nn.functional.cross_entropy(model(x) + faded.relu().sum(), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    share, line = w.seen().denormal
+    assert (line is not None) == (small < 1e-38), w.report()
+    assert line is None or (line.line == line_of("# fad" + "es") and share > 0)
+
+
+class Molecule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.mean()
+
+
+@pytest.mark.parametrize("over", ["samples", "time"])
+def test_a_model_that_is_called_for_each_sample_is_told_from_one_called_for_each_step_in_time(over):
+    torch.manual_seed(0)
+    model, samples = Molecule(), [torch.randn(5 + i % 3, 8) for i in range(32)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, live=False, tell=False) as w:
+        for _ in range(120):
+            made = []
+            if over == "samples":
+                for sample in samples:
+                    made.append(model(sample))  # called
+            else:
+                for t in range(len(samples)):
+                    made.append(model(samples[t]))
+            optimizer.zero_grad()
+            torch.stack(made).square().mean().backward()
+            optimizer.step()
+    assert (w.diagnosis.reason == "CALLS") == (over == "samples"), w.report()
+    assert over == "time" or f":{line_of('# cal' + 'led')}  " in w.diagnosis.text
 
 
 class Probe(nn.Module):
@@ -952,6 +1003,7 @@ def test_what_keeps_graphs_without_a_list_in_the_loop_is_named(tmp_path, before,
         ("names.add(f'{i} of {n}')", 0),
         ("total += out.sum().item()", 0),
         ("x = next(batches)", 1),  # of a cycle
+        ("x = read(i, cache={})", 0),
     ],
 )
 def test_a_line_that_holds_on_to_tensors_is_told_from_one_that_keeps_numbers(tmp_path, text, held):

@@ -1,5 +1,6 @@
 """Where the training thread is: its stack, read fifty times a second; phase, library and own lines of it."""
 
+import gc
 import os
 import random
 import re
@@ -52,6 +53,7 @@ class Roles:
 
     def __init__(self):
         self.codes: list[CodeType] = []  # own ones, by their number
+        self._looked = 0  # identity of the frame of the call whose variables were looked at last
         self._validating: list[bool] = []  # whether such a one's name says so
         self.modules: dict[int, weakref.ref] = {}  # whose calls were seen, by identity
         # By identity, for hashing a code object reads all of it; the code is kept so that the identity stays its own.
@@ -92,7 +94,10 @@ class Roles:
             self.modules[id(module)] = weakref.ref(module)  # of one that is gone, the place may be another's
         evaluating = module is not None and not module.__dict__.get("training", True)
         validates = evaluating or any(self._validating[number] for number, _ in own)
-        graph = phase == "forward" and validates and not quiet and _holds_graph(top, root)
+        graph = False
+        if phase == "forward" and validates and not quiet and id(root) != self._looked:
+            # Once a call: to read the variables of a frame again would free what was read of it before.
+            self._looked, graph = id(root), _holds_graph(top, root)
         number = id(module) if module is not None else 0
         return CallStack(phase, library, number, quiet or evaluating, tuple(own), inside, evaluating, graph)
 
@@ -186,9 +191,7 @@ class Sampler(threading.Thread):
                     break
                 now = time.perf_counter()
                 if not self.paused:
-                    frames = sys._current_frames()
-                    stack = self.roles.read(frames.get(self.watched))
-                    self.others.update(at for at in map(self._running, frames.items()) if at)
+                    stack = self._look()
                     with self._lock:
                         self._tail.append((stack, now - last))
                 last = now
@@ -198,6 +201,21 @@ class Sampler(threading.Thread):
             self.problem = f"the sampler stopped: {type(error).__name__}: {error}"
         finally:
             sys.setswitchinterval(before)
+
+    def _look(self) -> CallStack:
+        # To free a tensor lets the other thread run on, and what is read then is of a stack that is over; or, in the
+        # middle of `f_back`, a place in memory that is another's. So nothing is freed in here: no garbage is
+        # collected, and no frame is held on to until the next look.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            frames = sys._current_frames()
+            stack = self.roles.read(frames.get(self.watched))
+            self.others.update(at for at in map(self._running, frames.items()) if at)
+        finally:
+            if collects:
+                gc.enable()
+        return stack
 
     def _running(self, thread: tuple[int, FrameType]) -> tuple[int, int] | None:
         """Return the own line that another thread is at, and not a library that it called, such as a queue's."""

@@ -1,7 +1,9 @@
 """The graph of a loss: the weights it reaches, and the parts of it whose gradients nobody uses."""
 
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -107,7 +109,11 @@ class ThrownAway:
 
     def find(self) -> tuple[float, tuple[int, int] | None]:
         """Return (share of all gradients that are thrown away, own line of the pass backward that makes them)."""
-        lines = [at for share, at in self._looks if share]
-        if len(lines) < LEAST:
+        lines: defaultdict[tuple[int, int] | None, list[float]] = defaultdict(list)
+        for share, at in self._looks:
+            lines[at].append(share)
+        worst = max(lines, key=lambda at: sum(lines[at]), default=None)
+        if worst is None or sum(map(bool, lines[worst])) < LEAST:
             return 0.0, None
-        return sum(share for share, _ in self._looks) / len(self._looks), lines[-1]
+        # Passes backward of several optimisers take turns, and are not seen equally often.
+        return fmean(map(fmean, lines.values())), worst

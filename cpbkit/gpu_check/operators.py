@@ -9,6 +9,7 @@ from types import FrameType
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
@@ -34,6 +35,7 @@ MOST = 4000  # operators of a step that are noted: to note one takes longer than
 STARTING = 8  # times what an operator costs that computes nothing: with its line of Python and its part of autograd
 SLOW = 1e-4  # s of an operator, from which it is worth to look at what it made
 SAMPLED = 64  # numbers of it
+DENORMAL = 0.05  # of them
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
@@ -51,10 +53,11 @@ class Calls:
 class Result:
     """The same numbers, made once or more in a step."""
 
-    __slots__ = ("_first", "calls", "line", "seconds", "tracked")
+    __slots__ = ("_first", "again", "calls", "line", "seconds", "tracked")
 
     def __init__(self, own: tuple[tuple[int, int], ...]):
-        self._first, self.line = own, own[0]
+        self._first = own
+        self.line = self.again = own[0]  # that makes them; that makes them again
         self.calls = 0
         self.seconds = 0.0
         self.tracked = False  # made of weights: the next step's are others
@@ -62,7 +65,7 @@ class Result:
     def add(self, own: tuple[tuple[int, int], ...], seconds: float, tracked: bool) -> None:
         # Where two calls part, from the outside: of a model that is called twice, the second call.
         parted = (at for at, first in zip(own[::-1], self._first[::-1], strict=False) if at != first)
-        self.line = next(parted, own[0])
+        self.again = next(parted, own[0])
         self.calls += 1
         self.seconds += seconds
         self.tracked |= tracked
@@ -95,6 +98,9 @@ class Operators(TorchDispatchMode):
         self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
         self._thin = 0, 0  # (place in memory of a gradient that is 0 but for one step in time, steps)
         self.results: dict[tuple, Result] = {}  # of slow operators forward, by what they made
+        self.calls: Counter[tuple[int, int]] = Counter()  # of models, with gradients, by own line
+        self.denormal_seconds = 0.0  # of operators on numbers that are nearly 0, which a CPU computes slowly
+        self.denormal_line: tuple[int, int] | None = None  # the first that makes some
         self.packed = False  # a recurrent layer is told the lengths of its rows
         self._squashed: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}  # place in memory of a probability: line
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
@@ -184,8 +190,11 @@ class Operators(TorchDispatchMode):
             kind[0] += 1
             kind[1] = min(kind[1], seconds)
             self.devices[made.device.type] += 1
-            if seconds > SLOW and line:
+            if seconds > SLOW and line and made.device.type == "cpu":
                 self._note_result(packet, args, made, seconds)
+                if any(map(_has_denormals, (made, *args))):
+                    self.denormal_seconds += seconds
+                    self.denormal_line = self.denormal_line or line
             if packet in DENSE:
                 self.dense[len(made)] = args[1].numel(), made.numel()
             if made.dtype == torch.float64:
@@ -202,7 +211,7 @@ class Operators(TorchDispatchMode):
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
 
     def _note_result(self, packet, args, made: torch.Tensor, seconds: float) -> None:
-        if made.device.type != "cpu" or not made.is_floating_point() or not made.is_contiguous() or not args:
+        if not made.is_floating_point() or not made.is_contiguous() or not args:
             return
         stack = self.roles.read(sys._getframe(3))
         texts = (source.read_line(self.roles.codes[number].co_filename, line) for number, line in stack.own)
@@ -251,14 +260,33 @@ class Operators(TorchDispatchMode):
         if self.roles.read(sys._getframe(3)).phase != "data":
             self.taken[line, length] += length if packet is aten.unbind else 1
 
+    def begin(self) -> None:
+        """Count until `try_exit`."""
+        self._hook = register_module_forward_pre_hook(self._note_call)
+        self.__enter__()
+
+    def _note_call(self, module: nn.Module, args) -> None:
+        if torch.is_grad_enabled():
+            stack = self.roles.read(sys._getframe(1))
+            if stack.root == id(module) and stack.own:  # no part of another one
+                self.calls[stack.own[0]] += 1
+
     def try_exit(self) -> bool:
         """Stop counting, unless a mode of the person's was entered since: it would be left in this one's place."""
         if _get_current_dispatch_mode() is not self:
             return False
         self.__exit__(None, None, None)
+        self._hook.remove()
         self.moving = self._flow.find_moving()
         del self._flow
         return True
+
+
+def _has_denormals(x) -> bool:
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32 or x.numel() < SAMPLED:
+        return False
+    some = x.detach().flatten()[:: x.numel() // SAMPLED] if x.is_contiguous() else x.detach()[..., 0].flatten()
+    return bool(((some != 0) & (some.abs() < torch.finfo(x.dtype).tiny)).float().mean() > DENORMAL)
 
 
 def is_capturing() -> bool:

@@ -46,11 +46,14 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
 
 
 READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
-REPLAY = r"zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
+REPLAY = r"choice\(.*\bp ?=|zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
 CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), r"next\( *iter\(", "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"),
     ({WAITING}, r"\bq(ueue)?\.get|\.get\(",
      "what gives the batches is slower than the loop: several of it, or batches that are made before"),
+    (set(), r"choice\(.*\bp ?=|multinomial\(|choices\(.*weights",
+     "a draw by weights goes through all of them: draw for many batches at once, or keep their sums (a sum tree, or "
+     "np.searchsorted on a cumsum) and change those that changed"),
     ({"re"}, r"\bre\.|\.lower\(|\.split\((\)|[\"'])|tokeni[sz]e|json\.loads|strptime|literal_eval",
      "parse and tokenise once, before training, and keep the numbers"),
     (set(), REPLAY,

@@ -14,6 +14,7 @@ WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
 ONLY_PASSES = re.compile(r"\.backward\(|\.step\(|zero_grad|clip_grad")  # lines that start torch's own work alone
 ADDING = ("append", "appendleft", "add", "extend", "insert", "update")
 NUMBERS = re.compile(r"\.item\(|\b(float|int|len|str|round)\(|^\w*(epoch|step|loss|idx|acc|time|i|t)\w*$|^f?[\"']")
+KEEPING = re.compile(r"itertools\.cycle\(|(?i:cache|memo)\w*\[.*\] = |@(functools\.)?(lru_cache\(|cache\b)")
 CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|ipython-input-")  # where kernels say that a cell's source is
 
 
@@ -149,7 +150,7 @@ def find_keeping(file: str, line: int, loss: str) -> int:
 def find_holding(file: str, line: int) -> int:
     """Return the line that adds more than numbers to a collection, in the loops around a line; else 0.
 
-    Else that of an `itertools.cycle`, which keeps every batch.
+    Else that of a cache, or of an `itertools.cycle`, which keeps every batch.
     """
     whole = _parse(file, len(linecache.getlines(file)))
     loops = [node for node in find_path(file, line) if isinstance(node, LOOPS)]
@@ -162,7 +163,7 @@ def find_holding(file: str, line: int) -> int:
         parts = [part for each in given for part in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])]
         if any(ast.unparse(part).strip("0123456789.") and not NUMBERS.search(ast.unparse(part)) for part in parts):
             return node.lineno
-    return next((node.lineno for node in whole if "itertools.cycle(" in read_line(file, node.lineno)), 0)
+    return next((node.lineno for node in whole if KEEPING.search(read_line(file, node.lineno))), 0)
 
 
 def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from statistics import median
 from types import FrameType
@@ -48,6 +48,7 @@ UNSTEPPED = 8  # passes backward without an optimiser of torch's: then each of t
 MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
 TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
+SAMPLES = 8  # calls of a model in a step
 PAIRS = 200  # operators that a loop over pairs starts in a step
 FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in time
 BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
@@ -274,6 +275,8 @@ class Watch:
             padding=min((c.padding[:2] for c in self._counted if c.padding and not c.packed), default=(0.0, False)),
             padding_line=self._find_padding_line(),
             thread=self._find_thread(),
+            denormal=self._find_denormal(counted) if counted else (0.0, None),
+            one_by_one=self._find_calls(found) if counted else (0, None),
             waiting=max(0.0, 1 - self._cpu / max(self.seconds, 1e-9)),
             last=max((c.last for c in self._counted), default=0),
             last_line=self._find_text(r"\[:, *-1"),
@@ -373,7 +376,7 @@ class Watch:
             list(weights_of(self._main)) if self._main else [w for ref in self._weights if (w := ref()) is not None]
         )
         self._count = Operators(self.roles, weights)
-        self._count.__enter__()
+        self._count.begin()
 
     def _stop_counting(self, whole: bool = True) -> None:
         if self._count is None or not self._count.try_exit():
@@ -598,7 +601,7 @@ class Watch:
 
         The same as at the steps before, of what is made of no weight; or as before in the same step.
         """
-        if len(self._counted) < len(COUNTED):
+        if len(self._counted) < 2:
             return 0.0, False, None
         same = set.intersection(*({key for key, r in c.results.items() if not r.tracked} for c in self._counted))
         found = []
@@ -610,7 +613,7 @@ class Watch:
                 if not within:
                     again = [(c.results[key], c.results[key].seconds) for key in same]
                 for result, seconds in again:
-                    lines[result.line] += seconds
+                    lines[result.again if within else result.line] += seconds
                 shares.append(sum(seconds for _, seconds in again) / c.seconds if c.seconds else 0.0)
             found.append((median(shares), within, max(lines, key=lines.__getitem__, default=None)))
         return max(found, key=lambda each: each[0])
@@ -696,6 +699,20 @@ class Watch:
         keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
         kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
         return (f"{kept.place}  {kept.text}",)
+
+    def _find_denormal(self, counted: Operators) -> tuple[float, Line | None]:
+        line = counted.denormal_line
+        return counted.denormal_seconds / max(counted.seconds, 1e-9), self._line(line) if line else None
+
+    def _find_calls(self, found: Attribution) -> tuple[int, Line | None]:
+        """Return the calls of a model in a step from one line of a loop that does not go through time."""
+        for at, calls in max((c.calls for c in self._counted), key=Counter.total).most_common(1):
+            line = self._line(at)
+            loops = source.find_loops(line.file, line.line)
+            inner = [x for x in loops if found.loop is None or not x.holds(found.loop.file, found.loop.start)]
+            if calls >= SAMPLES and inner and not _goes_through_time(line, inner[-1]):
+                return calls, line
+        return 0, None
 
     def _find_thread(self) -> tuple[float, Line | None]:
         """Return (looks at another thread that was running a line of the person's, a look; the line seen most)."""

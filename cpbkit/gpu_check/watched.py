@@ -63,6 +63,8 @@ class Seen:
     hooks: float = 0.0  # more at each step, on one module
     hooks_line: Line | None = None  # that registers one
     thread: tuple[float, Line | None] = (0.0, None)  # looks at another one that runs Python, a look; its line
+    denormal: tuple[float, Line | None] = (0.0, None)  # share of the operators' time on such numbers; what makes them
+    one_by_one: tuple[int, Line | None] = (0, None)  # calls of the model a step, one after another from a loop
     waiting: float = 0.0  # share of the time in which the thread that trains did not run
     padding: tuple[float, bool] = (0.0, False)  # share of the ids that a model reads; whether the longest row has some
     padding_line: Line | None = None
@@ -196,14 +198,24 @@ def _find(seen: Seen, limits: Limits):
         text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{graphs}{_at(line)}."
         cure = f"{no_grad}validate once an epoch, or every so many steps, in eval mode and without gradients"
         yield seen.inside, "VALIDATION_IN_STEP", "", text, _cure("validate once an epoch", seen.inside, cure)
-    limit = limits.workers if seen.workers else limits.own_loader if seen.loads_in_own_code else limits.plain_loader
+    often = seen.starts > 2 and seen.steps < limits.steps_a_start * seen.starts / 10
+    limit = (
+        limits.told
+        if often
+        else limits.workers
+        if seen.workers
+        else limits.own_loader
+        if seen.loads_in_own_code
+        else limits.plain_loader
+    )
     if share["data"] > limit:
         line = _top(seen, "data")
         # What the head of the loop takes itself is the loader's work; an own line that it leads to can be changed.
         below = [one for one in seen.lines if one.account == "data" and one.caller]
         if line and not line.caller and below and 2 * below[0].seconds > line.seconds:
             line = below[0]
-    if share["data"] > limit and (not seen.asked or (line and re.search(REPLAY, line.text))):
+    asked_by = f"{line.text} {source.read_line(line.caller_file, line.caller)}" if line else ""
+    if share["data"] > limit and (not seen.asked or re.search(REPLAY, asked_by)):
         reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
         cure = "workers=0, and the whole series as one tensor that is indexed by the batch"
         if not seen.workers:
@@ -271,6 +283,13 @@ def _find(seen: Seen, limits: Limits):
         text = "A pass backward goes on through another optimiser's model, and its gradients are thrown away"
         cure = "cut it off: discriminator(fake.detach()), or make fake under torch.no_grad()"
         yield weight, "WASTED_WORK", "THROWN", f"{text}{_at(seen.thrown_line)}.", _cure("detach", weight, cure)
+    slow, line = seen.denormal
+    if slow > limits.python:
+        text = (
+            f"{slow:.0%} of the operators' time goes into numbers so near 0 that a CPU computes them slowly{_at(line)}."
+        )
+        cure = "torch.set_flush_denormal(True) before training, or set what is below 1e-30 to 0"
+        yield slow * model, "WASTED_WORK", "DENORMAL", text, (Fix("no denormal numbers", NAN, cure, True),)
     if seen.second_graph and share["backward"] > limits.told:
         weight = share["backward"] / 2
         text = "Each pass backward builds a graph of itself, for gradients of gradients, which nothing takes"
@@ -338,6 +357,15 @@ def _find(seen: Seen, limits: Limits):
         cure = "compute all pairs at once: x[:, None] - x[None], torch.cdist(x, x), x @ x.T, or torch.triu for a mask; "
         cure += "and choose with torch.where, not with if"
         yield weight, "HOST_BOUND", "PAIRS", text, _cure("all pairs at once", weight, cure)
+    elif seen.one_by_one[0] and seen.starting > limits.starting and seen.operators > limits.operators:
+        calls, line = seen.one_by_one
+        text = f"The model is called {calls} times a step, for one sample after another{_at(line)}."
+        cure = (
+            "one call for the batch: samples of one shape as torch.stack(samples); others padded, with a mask, or put "
+        )
+        cure += "end to end with the number of their sample, as batches of graphs are"
+        weight = model * seen.starting
+        yield weight, "SAMPLE_BY_SAMPLE", "CALLS", text, _cure("the whole batch", weight, cure)
     elif seen.starting > limits.starting and seen.operators > limits.operators:
         reason = "RNN_NOT_CUDNN" if seen.gates >= 40 else "MANY_SMALL_OPS"
         if reason == "MANY_SMALL_OPS" and share["optimiser"] > max(share["forward"], share["backward"]) and seen.fused:
