@@ -267,7 +267,41 @@ def a_layer_made_anew():
         step(model, optimizer)
 
 
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(8, 8) for _ in range(3)]  # listed
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def layers_in_a_list():
+    model = Listed()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in steps():
+        step(model, optimizer)
+
+
+def of_another_sample(apart=True):
+    torch.manual_seed(0)
+    x = torch.randn(640, 8)
+    y = 3 * x[:, :1]
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    inputs, targets = (DataLoader(data, 64, shuffle=True) for data in (x, y))
+    both = DataLoader(TensorDataset(x, y), 64, shuffle=True)
+    for _ in steps(20):
+        for a, b in zip(inputs, targets, strict=True) if apart else both:  # zipped
+            step(model, optimizer, a, b)
+
+
 WRONG = {
+    layers_in_a_list: ("UNREGISTERED", "# listed"),
+    of_another_sample: ("UNPAIRED", "# zipped"),
     never_stepped: ("NOT_STEPPED", "# not called"),
     maximised: ("MAXIMISED", "# minus"),
     of_equal_outputs: ("ALIKE", "# constant"),
@@ -403,6 +437,10 @@ def logits_that_are_probabilities_of_nothing():
     classify(torch.relu, nn.CrossEntropyLoss())
 
 
+def of_the_same_sample():
+    of_another_sample(apart=False)
+
+
 def a_generator_that_maximises():
     (model, optimizer), (critic, other) = make(), make()
     critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -491,6 +529,7 @@ RIGHT = [
     a_cosine,
     a_frozen_part,
     a_generator_that_maximises,
+    of_the_same_sample,
     weights_moved_by_hand,
     a_scale_that_begins_at_one,
     a_loss_of_pairs,

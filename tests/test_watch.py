@@ -757,7 +757,7 @@ def test_a_validation_with_its_loader_is_one_thing():
 def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not(of):
     model, optimizer, batches = make()
     with watch(tell=False) as w:
-        for x, y in batches * 10:
+        for x, y in batches * 30:
             if of == "a weight":
                 model[0].weight.register_hook(lambda _: None)
             else:

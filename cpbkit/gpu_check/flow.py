@@ -40,5 +40,5 @@ class Flow:
 
 
 def _places(things) -> set[int]:
-    tensors = (thing for thing in things if isinstance(thing, torch.Tensor) and not thing.is_sparse)
+    tensors = (thing for thing in things if isinstance(thing, torch.Tensor) and thing.layout is torch.strided)
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -181,7 +181,8 @@ class Operators(TorchDispatchMode):
             calls.tracked |= any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if packet in ONE_OF_MANY and len(args[1]) == 3 and args[2] == 1 and args[1][1] >= LONG:
             self._thin = made.data_ptr(), args[1][1] if args[0].numel() * args[1][1] == made.numel() else 0
-        if packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
+        strided = all(x.layout is torch.strided for x in (made, *args) if isinstance(x, torch.Tensor))
+        if strided and packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
             self.last = max(self.last, self._thin[1] * (len(args[1]) >= WIDE * args[1].shape[1]))
         if isinstance(made, torch.Tensor):
             if packet in SQUASHING and line and torch.is_grad_enabled():  # a loss's own runs in its pass backward
@@ -190,7 +191,7 @@ class Operators(TorchDispatchMode):
             kind[0] += 1
             kind[1] = min(kind[1], seconds)
             self.devices[made.device.type] += 1
-            if seconds > SLOW and line and made.device.type == "cpu":
+            if seconds > SLOW and strided and line and made.device.type == "cpu":
                 self._note_result(packet, args, made, seconds)
                 if any(map(_has_denormals, (made, *args))):
                     self.denormal_seconds += seconds

@@ -39,6 +39,14 @@ OF_OPERATORS = {
     "MADE_ANEW": (
         "A layer is made anew at every step: its weights are random each time, and none of them learns",
         "make it once, in __init__ of the model (before the optimiser), and call it in forward", ""),
+    "UNREGISTERED": (
+        "Layers lie in a plain list or dictionary: they are not in model.parameters(), and no optimiser trains them",
+        "nn.ModuleList([...]) or nn.ModuleDict({...}), before the optimiser is made",
+        r"self\.\w+ *= *[\[({].*(\bfor\b|nn\.)|\.append\(\w*nn\."),
+    "UNPAIRED": (
+        "Two loaders that shuffle apart from each other are gone through together, and the loss does not fall: "
+        "inputs meet the targets of other samples",
+        "one Dataset that gives both of a sample, and one DataLoader for it", ""),
     "ONE_CLASS": (
         "A cross entropy over one class is always 0: nothing is learned",
         "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
@@ -155,6 +163,13 @@ class Soundness:
             gradients = [weight.grad for weight in weights_of(optimizer) if weight.grad is not None]
             self._kept += bool(gradients) and _is_nonzero(min(gradients, key=torch.Tensor.numel))
 
+    @property
+    def stalls(self) -> bool:
+        """Whether the losses that were read do not fall."""
+        losses = [loss for loss in self._losses if math.isfinite(loss)]
+        late = sorted(losses[len(losses) // 2 :])
+        return len(losses) >= 2 * LEAST and late[len(late) // 2] > 0.9 * losses[0] > 0
+
     def _find_settings(self) -> Iterator[Unsound]:
         """Yield what is wrong with the settings of the optimiser."""
         groups = self._of.param_groups if self._of is not None else []
@@ -169,11 +184,7 @@ class Soundness:
         # A step of about the rate in each weight, where a sum over its inputs is to stay near 1.
         sizes = [w.numel() / len(w) for group in groups for w in group["params"] if w.dim() > 1 and len(w) > 1]
         steps = float(self._highest) * math.sqrt(max(sizes, default=0.0))
-        losses = [loss for loss in self._losses if math.isfinite(loss)]
-        late = sorted(losses[len(losses) // 2 :])
-        if not re.search(STEPPING, type(self._of).__name__) or steps < 1 or len(losses) < 2 * LEAST:
-            return
-        if late[len(late) // 2] > 0.9 * losses[0] > 0:
+        if re.search(STEPPING, type(self._of).__name__) and steps >= 1 and self.stalls:
             text = (
                 f"The loss does not fall, and a learning rate of {self._highest:.2g} changes all weights at each step"
             )
@@ -185,6 +196,10 @@ class Soundness:
             text = "The loss is nan or infinite, and the training goes on: it learns nothing"
             cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
             cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
+            if sum(map(math.isfinite, self._losses)) < 2:  # too soon for a rate
+                cure = "look for nan and inf in the inputs (torch.isfinite(x).all()), and for a root, a norm, a "
+                cure += "logarithm or a quotient of 0, whose gradients are infinite: sqrt(x + 1e-8), "
+                cure += "log(x.clamp(min=1e-8))"
             yield Unsound("LOSS_NOT_FINITE", text, cure, "")
         for reason in OF_OPERATORS:
             if reason in wrong:

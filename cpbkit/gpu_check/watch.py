@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
@@ -88,6 +88,7 @@ class Watch:
         self._thrown = ThrownAway()
         self._stepped = 0  # steps at the last pass backward
         self._reached: dict[int, int] = {}  # identities of the weights that backward reaches -> their numbers
+        self._unregistered = False  # layers that the loss reaches lie in a plain list
         self._second_graph = False  # a pass backward builds one, as with create_graph=True
         self._weights: list[weakref.ref] = []  # weights that backward reaches
         self._by_hand = False  # weights are moved without an optimiser of torch's
@@ -254,6 +255,7 @@ class Watch:
             threads=torch.get_num_threads() / count_cores(),
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
+            dense_line=self._find_text(r"\bEmbedding(Bag)?\("),
             thrown=thrown,
             thrown_line=self._line(thrown_at) if thrown_at else None,
             repeated=repeated * sum(shares.get(name, 0.0) for name in ("forward", "backward", "optimiser")),
@@ -354,7 +356,9 @@ class Watch:
                 self._soundness.note_gradients(self._find_weights())
             self._hooks.append((self.steps, self._count_hooks()))
             self._step = self.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
-            self._kept = self._find_kept() or self._kept  # at the end of a function its list of losses is gone
+            # At the end of a function its model and its list of losses are gone.
+            self._kept = self._find_kept() or self._kept
+            self._unregistered = self._unregistered or self._has_unregistered()
         if torch.cuda.is_initialized():
             self._ask_device()
         if self.steps in COUNTED and self._may_count():
@@ -625,11 +629,26 @@ class Watch:
             file = self.roles.codes[at[0]].co_filename if at else ""
             if at and loop and loop.holds(file, at[1]) and at[1] <= loop.head and find_sorted(loader):
                 wrong["SORTED"] = at
+        if self._unregistered and self._backward:
+            wrong["UNREGISTERED"] = self._backward[0]
+        both = Counter(at for loader, at in self._loaders.items() if at and isinstance(loader.sampler, RandomSampler))
+        if len(self._optimizers) == 1 and max(both.values(), default=0) == 2 and self._soundness.stalls:
+            wrong["UNPAIRED"] = max(both, key=both.__getitem__)
         for found in self._soundness.find(wrong):
             line = self._line(wrong[found.reason]) if found.reason in wrong else None
             if found.pattern and not (line and re.search(found.pattern, line.text)):
                 line = self._find_text(found.pattern) or line
             yield found, line or backward
+
+    def _has_unregistered(self) -> bool:
+        """Say whether a part of a model has layers in a plain list or dictionary, which the loss reaches."""
+        moved, reached = set().union(*self._optimizers.values()), set(self._reached)
+        held = (vars(part).items() for model in self.roles.alive().values() for part in model.modules())
+        collections = (thing for each in held for name, thing in each if not name.startswith("_"))
+        things = (c.values() if isinstance(c, dict) else c for c in collections if isinstance(c, (list, tuple, dict)))
+        layers = (layer for each in things for layer in each if isinstance(layer, nn.Module))
+        weights = {id(weight) for layer in layers for weight in layer.parameters()}
+        return bool(moved) and bool(weights & reached) and not weights & moved
 
     def _find_padding_line(self) -> Line | None:
         at = next((c.padding[2] for c in self._counted if c.padding), None)
@@ -648,6 +667,7 @@ class Watch:
         rows = counted.rows if counted and counted.rows <= FEW_ROWS else 0
         rows = min(filter(None, (rows, max(sizes, default=0))), default=0)
         line = self._find_text(rf"batch_size\s*=\s*{rows}\b") if sizes else None
+        line = line or (self._find_text(r"\bDataLoader\((?!.*batch_size)") if sizes and rows == 1 else None)
         if line is None and found.loop:
             file, at = found.loop.file, found.loop.start
             line = Line(file, at, source.read_line(file, at), "data", 0.0)

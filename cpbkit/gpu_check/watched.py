@@ -13,6 +13,10 @@ from cpbkit.gpu_check.shares import REPLAY, Line, cure_of, cure_of_data
 from cpbkit.gpu_check.soundness import Unsound
 
 LEAST_LOOKS, LEAST_STEPS = 30, 3
+ALL_AT_ONCE = (
+    "compute all pairs at once: x[:, None] - x[None], torch.cdist(x, x), x @ x.T, or torch.triu for a mask; and choose "
+    "with torch.where or a mask, not with if"
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Seen:
     taken: tuple[Taken, ...] = ()
     pairs: Line | None = None  # a loop over the pairs of a batch, in which most operators are started
     dense: tuple[int, tuple[int, int]] | None = None  # rows of the largest embedding, (of which are read, numbers)
+    dense_line: Line | None = None  # that makes one
     threads: float = 1.0  # of torch, as a share of the cores
     threads_line: Line | None = None  # that sets them
     unsound: tuple[tuple[Unsound, Line | None], ...] = ()  # the worst first
@@ -226,7 +231,7 @@ def _find(seen: Seen, limits: Limits):
             text += f", and starts its workers again every {seen.steps / seen.starts:.0f} steps"
             cure = "one DataLoader for all epochs, with persistent_workers=True; or workers=0 for data in memory"
         text += f"{_at(line)}."
-        yield share["data"], "DATA_STARVED", reason, text, _cure("data on the device", share["data"], cure)
+        yield share["data"], "DATA_STARVED", reason, text, _cure("quicker batches", share["data"], cure)
     python = sum(line.seconds for line in seen.python) / max(seen.seconds, 1e-9)
     lines = _largest(seen.python, lambda line: line.part)
     part = sum(line.seconds for line in lines)
@@ -237,7 +242,9 @@ def _find(seen: Seen, limits: Limits):
         kind = max(kinds, key=kinds.__getitem__)
         what = f"{kind[:1].upper()}{kind[1:]}" if kind else "Python"
         text = f"{what} takes {part / seen.seconds:.0%} of every step{_at(lines[0])}."
-        yield python, "PYTHON_OR_IO_IN_STEP", kind, text, _cure("out of the step", python, cure_of(kind))
+        nested = not kind and len(source.find_loops(lines[0].file, lines[0].line)) > 2
+        cure = ALL_AT_ONCE if nested else cure_of(kind)
+        yield python, "PYTHON_OR_IO_IN_STEP", kind, text, _cure("out of the step", python, cure)
     for taken in seen.taken[:1]:
         if taken.share > limits.taken:
             text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
@@ -249,7 +256,7 @@ def _find(seen: Seen, limits: Limits):
         rows, (read, moved) = seen.dense
         if rows > limits.rows_moved * read and moved > limits.numbers_moved:
             text = f"The optimiser moves all {rows:,} rows of an embedding, of which a step reads {read:,} at most"
-            text += f": {share['optimiser']:.0%} of the time{_at(_top(seen, 'optimiser'))}."
+            text += f": {share['optimiser']:.0%} of the time{_at(seen.dense_line or _top(seen, 'optimiser'))}."
             weight = share["optimiser"] + share["backward"] / 2
             cure = "nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which moves the rows that were read"
             yield weight, "DENSE_EMBEDDING", "", text, _cure("sparse gradients", weight, cure)
@@ -264,10 +271,10 @@ def _find(seen: Seen, limits: Limits):
         )
         cure = "take it out: torch takes as many threads as there are cores"
         yield max(0.5, model / 2), "TOO_MANY_THREADS", "", text, (Fix("a thread a core", NAN, cure, True),)
-    if seen.unused > limits.unused:
+    if seen.unused > limits.unused and not any(found.reason == "UNREGISTERED" for found, _ in seen.unsound):
         text = f"{seen.unused:.0%} of the gradients that backward computes are of weights that no optimiser moves"
-        cure = "give the optimiser all weights (layers in a plain list are not in model.parameters(): nn.ModuleList); "
-        cure += "or, of a part that is not to be trained, requires_grad_(False)"
+        cure = "of a part that is not to be trained, requires_grad_(False), or run it under torch.no_grad(); else give "
+        cure += "its weights to the optimiser"
         weight = share["backward"] * seen.unused
         line = seen.optimizer_line or _top(seen, "backward")
         if weight > limits.told:
@@ -322,8 +329,11 @@ def _find(seen: Seen, limits: Limits):
         yield 0.45, "GRAPH_KEPT", "", text, (Fix("keep no graph", NAN, cure, True),)
     if seen.growth and seen.held and not seen.kept and not re.search(REPLAY, seen.held.text):
         text = f"Memory grows by {seen.growth / 1024:,.0f} KB a step, by what is kept of it{_at(seen.held)}."
-        cure = "keep a number of each step, float(...), or write what is needed to a file; in place of "
-        cure += "itertools.cycle, which keeps every batch, `while True: for batch in loader: ...`"
+        cure = "keep a number of each step, float(...), or write what is needed to a file"
+        if "cycle(" in seen.held.text:
+            cure = "it keeps every batch: `while True: for batch in loader: ...`"
+        elif source.KEEPING.search(seen.held.text):
+            cure = "a cache has keys that come again, and an end: collections.OrderedDict with popitem(last=False)"
         yield 0.12, "MEMORY_GROWTH", "", text, (Fix("keep numbers", NAN, cure, True),)
     if seen.float64 > 0.5:
         line = _top(seen, "forward")
@@ -354,9 +364,7 @@ def _find(seen: Seen, limits: Limits):
     if seen.pairs and seen.starting > limits.starting_few and seen.operators > limits.operators:
         weight = model * seen.starting
         text = f"A loop over pairs starts most of {seen.operators:,.0f} operators a step{_at(seen.pairs)}."
-        cure = "compute all pairs at once: x[:, None] - x[None], torch.cdist(x, x), x @ x.T, or torch.triu for a mask; "
-        cure += "and choose with torch.where, not with if"
-        yield weight, "HOST_BOUND", "PAIRS", text, _cure("all pairs at once", weight, cure)
+        yield weight, "HOST_BOUND", "PAIRS", text, _cure("all pairs at once", weight, ALL_AT_ONCE)
     elif seen.one_by_one[0] and seen.starting > limits.starting and seen.operators > limits.operators:
         calls, line = seen.one_by_one
         text = f"The model is called {calls} times a step, for one sample after another{_at(line)}."
