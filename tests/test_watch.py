@@ -1,6 +1,7 @@
 """A person's own loop under the watch: the line that costs the time, named; and nothing of the loop changed."""
 
 import dataclasses
+import gc
 import json
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -284,6 +286,23 @@ def test_a_loop_that_ends_early_leaves_nothing_behind():
         step(model, optimizer, *batches[0])
         raise ZeroDivisionError
     assert w.verdict == "INCONCLUSIVE" and torch.autograd.backward is before
+
+
+def test_what_was_looked_at_is_freed_without_a_collection_of_garbage():
+    model, optimizer, batches = make()
+    seen = []
+    gc.collect()
+    gc.disable()
+    try:
+        with watch(model, optimizer, live=False, tell=False) as w:
+            end = time.perf_counter() + 1.5
+            while time.perf_counter() < end:
+                x = torch.randn(16, 8)
+                seen.append(weakref.ref(x))
+                step(model, optimizer, x, batches[0][1])
+    finally:
+        gc.enable()
+    assert w.seen().looks > 30 and sum(ref() is not None for ref in seen) < 5
 
 
 def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
@@ -928,6 +947,7 @@ def test_a_mistake_of_the_watch_costs_no_training(monkeypatch):
     model, optimizer, batches = make()
     monkeypatch.setattr("cpbkit.gpu_check.watch.attribute", broken)
     monkeypatch.setattr("cpbkit.gpu_check.operators.Operators._note", broken)
+    monkeypatch.setattr("cpbkit.gpu_check.watch.Watch._note_loss", broken)
     with watch(model, optimizer, tell=False) as w:
         for x, y in batches:
             step(model, optimizer, x, y)

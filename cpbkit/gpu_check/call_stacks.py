@@ -210,6 +210,7 @@ class Sampler(threading.Thread):
         gc.disable()
         try:
             frames = sys._current_frames()
+            frames.pop(threading.get_ident())  # this one's would hold itself, and with it all others
             stack = self.roles.read(frames.get(self.watched))
             self.others.update(at for at in map(self._running, frames.items()) if at)
         finally:
@@ -220,8 +221,8 @@ class Sampler(threading.Thread):
     def _running(self, thread: tuple[int, FrameType]) -> tuple[int, int] | None:
         """Return the own line that another thread is at, and not a library that it called, such as a queue's."""
         number, frame = thread
-        role, code = ("", -1) if number in (self.watched, self.ident) else self.roles.find(frame.f_code)
-        return (code, _line_of(frame)) if role == OWN else None
+        role, code = self.roles.find(frame.f_code)
+        return (code, _line_of(frame)) if role == OWN and number != self.watched else None
 
     @property
     def settled(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from cpbkit.gpu_check.operators import is_capturing
+
 LARGEST = 20_000  # nodes of a graph that is looked through
 LOOKS = 24  # at graphs of several optimisers
 LEAST = 3  # looks that must agree
@@ -80,7 +82,7 @@ class ThrownAway:
 
     def note_graph(self, root, optimizers: Mapping[int, set[int]], at: tuple[int, int] | None) -> None:
         """Look at the graph of a pass backward; optimizers: identity -> identities of its weights."""
-        if len(self._looks) >= LOOKS or len(optimizers) < 2:
+        if len(self._looks) >= LOOKS or len(optimizers) < 2 or is_capturing():
             return
         owners = {weight: optimizer for optimizer, weights in optimizers.items() for weight in weights}
         self._reached, branches = find_branches(root, owners)
@@ -97,8 +99,8 @@ class ThrownAway:
 
     def note_backward(self) -> None:
         """Call it before the pass backward after: by then gradients that are thrown away are zero or none."""
-        self.waits = False
-        if not self._stepped & self._reached:
+        waits, self.waits = self.waits, False
+        if not waits or is_capturing() or not self._stepped & self._reached:
             return  # gradients are still being added up
         thrown = 0
         for owner, refs in self._branches.items():

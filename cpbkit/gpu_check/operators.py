@@ -267,10 +267,12 @@ class Operators(TorchDispatchMode):
         self.__enter__()
 
     def _note_call(self, module: nn.Module, args) -> None:
-        if torch.is_grad_enabled():
+        try:
             stack = self.roles.read(sys._getframe(1))
-            if stack.root == id(module) and stack.own:  # no part of another one
+            if torch.is_grad_enabled() and stack.root == id(module) and stack.own:  # no part of another one
                 self.calls[stack.own[0]] += 1
+        except Exception as error:  # as above
+            self.problem = f"a call was not counted: {type(error).__name__}: {error}"
 
     def try_exit(self) -> bool:
         """Stop counting, unless a mode of the person's was entered since: it would be left in this one's place."""

@@ -311,7 +311,8 @@ class Watch:
             return
         if not self._is_watched():
             return
-        try:
+        frame = sys._getframe(1)
+        with self._unharmed("a step"):
             if id(optimizer) not in self._optimizers:
                 self._optimizers[id(optimizer)] = set(map(id, weights_of(optimizer)))
             if self._by_hand:  # steps were only rare, as where gradients are added up
@@ -326,9 +327,7 @@ class Watch:
                 self._past -= self._optimizers[id(optimizer)]
                 self._main = optimizer
             if optimizer is self._main:
-                self._note_step(time.perf_counter(), sys._getframe(1), optimizer)
-        except Exception as error:  # told in the report; the person's step goes on
-            self._problems.append(f"a step was not noted: {type(error).__name__}: {error}")
+                self._note_step(time.perf_counter(), frame, optimizer)
 
     def _is_watched(self) -> bool:
         """Say whether this is the thread that trains: that of the first step, which need not be the main one."""
@@ -393,39 +392,57 @@ class Watch:
         self._cpu_lost += time.thread_time() - self._cpu_began
 
     def _follow(self, original, tensors, *args, **kwargs):
-        """Stand in for torch.autograd.backward: tie a mark to the graph of a loss now and then."""
+        """Stand in for torch.autograd.backward: look at the graph of a loss now and then."""
+        frame = sys._getframe(2)
         due = self._mark_due and self._is_watched()
-        if self._thrown.waits and not is_capturing():
-            self._thrown.note_backward()
-        if due:
-            self._mark_due, self._marked = False, time.perf_counter()
-            if len(self._marks) > MOST_MARKS:
-                self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
-            self._backward = self.roles.read(sys._getframe(2)).own
-            self._second_graph = bool(kwargs.get("create_graph") or args[2:3] == (True,))
-            if self._count is None and not is_capturing():
-                self._soundness.note_loss(tensors)
-                if self.steps > self._stepped and len(self._optimizers) == 1 and self._main is not None:
-                    self._soundness.note_start(self._main)  # of several, one's gradients wait while another's are made
-            graph, line = getattr(tensors, "grad_fn", None), next(iter(self._backward), None)
-            self._mark(graph, line)
-            self._thrown.note_graph(graph, self._optimizers, line)
-        # Without an optimiser nothing else tells what moves, and the first steps are those whose operators are counted.
-        if not self._reached and self.steps > 1 and (due or self._by_hand):
-            weights = find_weights(getattr(tensors, "grad_fn", None))
-            self._reached = {number: weight.numel() for number, weight in weights.items()}
-            self._weights = [weakref.ref(weight) for weight in weights.values()]
+        if due or self._thrown.waits or (self._by_hand and not self._reached):
+            with self._unharmed("a pass backward"):
+                self._thrown.note_backward()
+                if due:
+                    self._second_graph = bool(kwargs.get("create_graph") or args[2:3] == (True,))
+                    self._note_loss(tensors, frame)
+                # Without an optimiser nothing else tells what moves, and the first steps' operators are counted.
+                if not self._reached and self.steps > 1:
+                    weights = find_weights(getattr(tensors, "grad_fn", None))
+                    self._reached = {number: weight.numel() for number, weight in weights.items()}
+                    self._weights = [weakref.ref(weight) for weight in weights.values()]
         out = original(tensors, *args, **kwargs)
-        if due and self._main is not None and not is_capturing():
-            self._soundness.note_end(self._main)
         if threading.get_ident() == self._thread:
             self._backwards += 1
             self._stepped = self.steps
             if self.steps == 0 and self._backwards > UNSTEPPED:
                 self._by_hand = True
-            if self._by_hand:
-                self._note_step(time.perf_counter(), sys._getframe(2))
+            if due or self._by_hand:
+                with self._unharmed("a pass backward"):
+                    if due and self._main is not None and not is_capturing():
+                        self._soundness.note_end(self._main)
+                    if self._by_hand:
+                        self._note_step(time.perf_counter(), frame)
         return out
+
+    @contextlib.contextmanager
+    def _unharmed(self, what: str) -> Iterator[None]:
+        """Tell a mistake of the watch's own in the report; the person's step goes on."""
+        try:
+            yield
+        except Exception as error:
+            problem = f"{what} was not noted: {type(error).__name__}: {error}"
+            if problem not in self._problems:
+                self._problems.append(problem)
+
+    def _note_loss(self, loss, frame: FrameType) -> None:
+        """Read a loss before its pass backward, and tie a mark to its graph."""
+        self._mark_due, self._marked = False, time.perf_counter()
+        if len(self._marks) > MOST_MARKS:
+            self._marks, self._marks_apart = self._marks[::2], 2 * self._marks_apart
+        self._backward = self.roles.read(frame).own
+        if self._count is None and not is_capturing():
+            self._soundness.note_loss(loss)
+            if self.steps > self._stepped and len(self._optimizers) == 1 and self._main is not None:
+                self._soundness.note_start(self._main)  # of several, one's gradients wait while another's are made
+        graph, line = getattr(loss, "grad_fn", None), next(iter(self._backward), None)
+        self._mark(graph, line)
+        self._thrown.note_graph(graph, self._optimizers, line)
 
     def _mark(self, node, at: tuple[int, int] | None) -> None:
         """Tie marks to the graph of a loss and to what it was made of: a forecast may be kept, and its loss not."""
