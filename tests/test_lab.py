@@ -201,13 +201,14 @@ def test_a_sweep_is_interrupted_reloaded_and_stopped_by_its_button(browser, lab,
     notebook.until(lambda: button.count() and len(re.findall(again, notebook.sweep()[1])) >= 2, "the second run")
     assert sum(map(int, re.findall(again, notebook.sweep()[1]))) >= epochs[0]  # it went on from a checkpoint
     button.click()
-    notebook.until(lambda: "3 of 3 done" in notebook.sweep()[0], "the end after the button")
+    # What a plan trains apart and has not begun is left for another run.
+    notebook.until(lambda: re.search("[23] of 3 done", notebook.sweep()[0]), "the end after the button")
     notebook.until(notebook.is_through, "the rest of the notebook")
     assert_sound(notebook)
     notebook.keep("3-stopped")
     (run,) = (home / "runs").glob("quick-*")
     reasons = [json.loads(line)["reason"] for line in (run / "results.jsonl").read_text().splitlines()]
-    assert reasons == ["stopped by hand"] * 3
+    assert reasons in (["stopped by hand"] * 2, ["stopped by hand"] * 3)
 
     notebook.page.get_by_role("link", name=re.compile(r"report\.html$")).click()  # which JupyterLab shows in a frame
     notebook.page.frame_locator("iframe").first.get_by_text("BTC 1h").first.wait_for(state="attached")
