@@ -16,7 +16,7 @@ from cpbkit.views.live import live
 
 views.BEAT = views.PERIOD = 0.1  # a small sweep has the states of a large one
 experiment = vary(
-    PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-01-31", epochs=15, patience=15,
+    PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-01-31", epochs=30, patience=30,
     symbols=("BTC", "ETH", "BNB"), intervals=("1h",),
 )
 """
@@ -121,7 +121,7 @@ def test_a_sweep_moves_to_its_end_and_after_a_kill_begins_with_what_is_done(page
     for shown in (begun, ended):
         assert shown.parents == {shown.id}  # nothing lands in another cell
         training = [line for line in lines(shown) if re.search(r"s left  ·  \d.* samples/s", line)]
-        assert len({share(line) for line in training}) >= 2  # a third of the work alone, on a fast machine
+        assert len({share(line) for line in training}) >= 3  # a third of the work alone, on a fast machine
         shares = [share(line) for line in lines(shown)]
         assert shares == sorted(shares)
     assert len({share(line) for line in lines(begun) + lines(ended)}) >= 8

@@ -49,6 +49,15 @@ def step(model, optimizer, x, y):
     return loss
 
 
+def lasting(items, seconds=2.0):
+    """Go through items once, and again until so much time is over: a verdict needs looks, whatever the machine."""
+    end, items = time.perf_counter() + seconds, list(items)
+    while items:
+        yield from items
+        if time.perf_counter() > end:
+            return
+
+
 def line_of(text):
     """The number of the line of this file that holds a text."""
     return next(i for i, line in enumerate(HERE.read_text().splitlines(), 1) if text in line)
@@ -395,7 +404,7 @@ def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(c
     generator, critic = (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(2))
     of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=1e-4) for model in (generator, critic))
     with watch(live=False, tell=False) as w:
-        for _ in range(400):
+        for _ in lasting(range(400)):
             fake = generator(torch.randn(256, 64))
             fake = fake.detach() if cut == "off" else fake
             loss = critic(fake).mean() - critic(torch.randn(256, 64)).mean()
@@ -433,7 +442,7 @@ def test_what_is_computed_anew_from_the_same_numbers_is_named(once):
     model, x = Graph(400, once), torch.randn(400, 32)
     optimizer = torch.optim.Adam(model.parameters())
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in range(3000 if once else 120):
+        for _ in lasting(range(3000 if once else 120)):
             step(model, optimizer, x, x)
     assert (w.diagnosis.reason == "REPEATED") != once, w.report()
     if not once:
@@ -456,7 +465,7 @@ def test_a_model_that_is_called_twice_for_one_batch_is_named_with_the_second_cal
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     right = 0
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in range(600):
+        for _ in lasting(range(600)):
             out = model(x)
             loss = nn.functional.cross_entropy(out, y)
             out = model(x) if again else out  # for the metric
@@ -489,7 +498,7 @@ def test_an_optimiser_written_by_hand_is_told_from_what_else_is_done_with_gradie
     model, x, y = Wide(), torch.randn(16, 64), torch.randint(0, 10, (16,))
     optimizer = ByHand(model)
     with watch(live=False, tell=False) as w:
-        for _ in range(120 if also else 1500):
+        for _ in lasting(range(120 if also else 1500)):
             model.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step(also)
@@ -534,7 +543,7 @@ def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     y = torch.randint(0, 10, (512,))
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in range(600):
+        for _ in lasting(range(600)):
             faded = x.repeat(1, 16) * small  # fades
             loss = nn.functional.cross_entropy(model(x) + faded.relu().sum(), y)
             optimizer.zero_grad()
@@ -562,7 +571,7 @@ def test_a_model_that_is_called_for_each_sample_is_told_from_one_called_for_each
     model, samples = Molecule(), [torch.randn(5 + i % 3, 8) for i in range(32)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in range(120):
+        for _ in lasting(range(120)):
             made = []
             if over == "samples":
                 for sample in samples:
@@ -629,7 +638,7 @@ def test_data_that_a_policy_makes_is_not_to_be_made_before_training(asks):
     policy = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 3))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     with watch(tell=False) as w:
-        for _ in range(300):
+        for _ in lasting(range(300)):
             state, states, action = torch.randn(64, 2), [], torch.zeros(64)
             with torch.no_grad():
                 for _ in range(80):
@@ -688,7 +697,7 @@ def test_a_model_without_a_module_is_no_loading_of_data():
     x, weights = torch.randn(4000, 60), torch.randn(60, 400, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=0.1)
     with watch(tell=False) as w:
-        for _ in range(60):
+        for _ in lasting(range(60)):
             forecast = (torch.relu(x[torch.randint(0, 4000, (1000,))] @ weights)).square()  # a batch, and a model
             forecast.mean().backward()
             optimizer.step()
@@ -735,7 +744,7 @@ def test_a_loop_over_the_pairs_of_a_batch_is_told_from_one_over_layers_and_time(
     x, layers, n = torch.randn(16, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(16)), 16
     optimizer = torch.optim.SGD((layers[0] if over == "pairs" else layers).parameters(), lr=0.01)
     with watch(tell=False) as w:
-        for _ in range(100):
+        for _ in lasting(range(100)):
             found, losses = layers[0](x), []
             if over == "pairs":
                 for i in range(n):  # each pair
@@ -776,7 +785,7 @@ def test_a_validation_with_its_loader_is_one_thing():
 def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not(of):
     model, optimizer, batches = make()
     with watch(tell=False) as w:
-        for x, y in batches * 30:
+        for x, y in lasting(batches * 30):
             if of == "a weight":
                 model[0].weight.register_hook(lambda _: None)
             else:
@@ -812,7 +821,7 @@ def test_a_batch_that_is_mostly_padding_is_named(kind):
     ids = torch.randint(1, 50, (16, 20 if kind == "short" else 80))
     ids[torch.arange(ids.shape[1]) >= lengths[:, None]] = 0
     with watch(tell=False) as w:
-        for _ in range(60):
+        for _ in lasting(range(60)):
             optimizer.zero_grad()
             model(ids, lengths if kind == "packed" else None).square().mean().backward()
             optimizer.step()
@@ -830,7 +839,7 @@ def test_a_vocabulary_computed_for_all_steps_of_which_one_is_used_is_named(kind)
     optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
     x = torch.randn(16, 16, 8)
     with watch(tell=False) as w:
-        for _ in range(50):
+        for _ in lasting(range(50)):
             found = layer(x)[0]
             if kind == "before":
                 found = found.select(1, -1)
@@ -865,7 +874,7 @@ def test_a_validation_with_gradients_is_told_from_one_without_and_from_one_that_
         model.train()
 
     with watch(tell=False) as w:
-        for _ in range(200):
+        for _ in lasting(range(200)):
             for _ in range(3):
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
@@ -896,7 +905,7 @@ def test_a_model_that_takes_its_batch_apart_is_named():
     model = Rows()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, tell=False) as w:
-        for _ in range(150):
+        for _ in lasting(range(150)):
             step(model, optimizer, torch.ones(64, 8), torch.ones(64, 1))
     assert w.verdict == "SAMPLE_BY_SAMPLE" and f"{HERE.name}:{line_of('# row by ' + 'row')}" in w.diagnosis.text
 
@@ -968,12 +977,12 @@ import sys, time, torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 print("training")
-for i in range(60):
+for i in range(120):
     optimizer.zero_grad()
     model(torch.ones(8, 4)).sum().backward()
     optimizer.step()
     time.sleep(0.02)
-    if sys.argv[1:] == ["--stop"] and i == 50:
+    if sys.argv[1:] == ["--stop"] and i == 100:
         raise KeyboardInterrupt
 """
 

@@ -267,9 +267,11 @@ class Operators(TorchDispatchMode):
         self.__enter__()
 
     def _note_call(self, module: nn.Module, args) -> None:
+        if not torch.is_grad_enabled():
+            return
         try:
             stack = self.roles.read(sys._getframe(1))
-            if torch.is_grad_enabled() and stack.root == id(module) and stack.own:  # no part of another one
+            if stack.root == id(module) and stack.own:  # no part of another one
                 self.calls[stack.own[0]] += 1
         except Exception as error:  # as above
             self.problem = f"a call was not counted: {type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ MEASURES = "Loss|CrossEntropy"  # graph nodes of distances
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
 
 
-# What an operator's arguments give away: reason -> (what was seen, cure, pattern of the line it comes from).
+# What operators, loaders and modules give away: reason -> (what was seen, cure, pattern of the line it comes from).
 OF_OPERATORS = {
     "BROADCAST": (
         "The loss compares every forecast of the batch with every target: shapes (n, 1) and (n,) make (n, n)",

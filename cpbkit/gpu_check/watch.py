@@ -594,6 +594,11 @@ class Watch:
             if any(span.holds(files[number], line) for number, line in s.own)
         }
 
+    @property
+    def _moved(self) -> set[int]:
+        """Identities of the weights that any optimiser moves."""
+        return set().union(*self._optimizers.values())
+
     def _find_others(self) -> set[int]:
         """Return modules that are frozen or whose training is over, such as a teacher, by identity."""
         weights = {number: list(model.parameters()) for number, model in self.roles.alive().items()}
@@ -605,13 +610,13 @@ class Watch:
 
     def _find_held(self) -> set[int]:
         """Return modules with weights that an optimiser moves, by identity."""
-        moved = set().union(*self._optimizers.values()) - self._past
+        moved = self._moved - self._past
         alive = self.roles.alive().items()
         return {number for number, model in alive if not moved.isdisjoint(map(id, model.parameters()))}
 
     def _find_unused(self) -> float:
         """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
-        moved = set().union(*self._optimizers.values())
+        moved = self._moved
         if self._by_hand or not moved:
             return 0.0
         unused = sum(size for weight, size in self._reached.items() if weight not in moved)
@@ -659,7 +664,7 @@ class Watch:
 
     def _has_unregistered(self) -> bool:
         """Say whether a part of a model has layers in a plain list or dictionary, which the loss reaches."""
-        moved, reached = set().union(*self._optimizers.values()), set(self._reached)
+        moved, reached = self._moved, set(self._reached)
         held = (vars(part).items() for model in self.roles.alive().values() for part in model.modules())
         collections = (thing for each in held for name, thing in each if not name.startswith("_"))
         things = (c.values() if isinstance(c, dict) else c for c in collections if isinstance(c, (list, tuple, dict)))

@@ -204,21 +204,12 @@ def _find(seen: Seen, limits: Limits):
         cure = f"{no_grad}validate once an epoch, or every so many steps, in eval mode and without gradients"
         yield seen.inside, "VALIDATION_IN_STEP", "", text, _cure("validate once an epoch", seen.inside, cure)
     often = seen.starts > 2 and seen.steps < limits.steps_a_start * seen.starts / 10
-    limit = (
-        limits.told
-        if often
-        else limits.workers
-        if seen.workers
-        else limits.own_loader
-        if seen.loads_in_own_code
-        else limits.plain_loader
-    )
-    if share["data"] > limit:
-        line = _top(seen, "data")
-        # What the head of the loop takes itself is the loader's work; an own line that it leads to can be changed.
-        below = [one for one in seen.lines if one.account == "data" and one.caller]
-        if line and not line.caller and below and 2 * below[0].seconds > line.seconds:
-            line = below[0]
+    limit = limits.own_loader if seen.loads_in_own_code else limits.plain_loader
+    if seen.workers:
+        limit = limits.workers
+    if often:
+        limit = limits.told
+    line = _top_of_data(seen)
     asked_by = f"{line.text} {source.read_line(line.caller_file, line.caller)}" if line else ""
     if share["data"] > limit and (not seen.asked or re.search(REPLAY, asked_by)):
         reason = "WORKERS" if seen.workers else "LOADER_ON_THE_HOST"
@@ -418,6 +409,13 @@ def _top(seen: Seen, account: str) -> Line | None:
     lines = [line for line in seen.lines if line.account == account]
     found = _largest(lines, lambda line: (line.file, line.function) if by_function else line.part)
     return found[0] if found else None
+
+
+def _top_of_data(seen: Seen) -> Line | None:
+    line = _top(seen, "data")
+    # What the head of the loop takes itself is the loader's work; an own line that it leads to can be changed.
+    below = [one for one in seen.lines if one.account == "data" and one.caller]
+    return below[0] if line and not line.caller and below and 2 * below[0].seconds > line.seconds else line
 
 
 def _at(line: Line | None) -> str:
