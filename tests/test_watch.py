@@ -26,11 +26,12 @@ from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack, find_ro
 from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, inject, inject_all, render_faults
+from cpbkit.gpu_check.judge import judge_loop
 from cpbkit.gpu_check.script import run_script
+from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import Line, attribute, cure_of_data, find_kind
 from cpbkit.gpu_check.soundness import Unsound
 from cpbkit.gpu_check.watch import watch
-from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 
 HERE = Path(__file__)
 
@@ -86,7 +87,7 @@ CASES = {
     "DATA_STARVED": seen(shares={"data": 1.0}),
     "PYTHON_OR_IO_IN_STEP": seen(python=(LINE,), shares={"rest": 0.8}),
     "SAMPLE_BY_SAMPLE": seen(taken=(Taken(LINE, 32, 0.4),)),
-    "GRAPH_KEPT": seen(kept=("train.py:60  total += loss",)),
+    "GRAPH_KEPT": seen(kept="train.py:60  total += loss"),
     "FLOAT64": seen(float64=0.99),
     "MEMORY_GROWTH": seen(growth=5e5, held=dataclasses.replace(LINE, text="preds.append(out.detach())")),
     "DENSE_EMBEDDING": seen(dense=(200_000, (512, 6_400_000)), shares={"optimiser": 2.0}),
@@ -325,8 +326,8 @@ def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
             loss.backward()
             optimizer.step()
             kept.append(forecast)  # the line that keeps
-    (found,) = w.seen().kept
-    assert "float(" in judge_loop(seen(kept=(found,))).fixes[0].note, "without its graph a forecast is as large"
+    found = w.seen().kept
+    assert "float(" in judge_loop(seen(kept=found)).fixes[0].note, "without its graph a forecast is as large"
     assert found.startswith(f"{HERE.name}:{line_of('# the line that ' + 'keeps')}")
 
 
@@ -384,7 +385,7 @@ def test_a_loop_trained_in_another_thread_by_two_optimisers_is_one_loop(monkeypa
     assert w.steps == len(batches) and w.seen().shares.get("outside", 0) == 0
     found = attribute(dict(w._sampler.seen), w.roles.codes, w._step, (), w._backward)
     assert found.loop.start == line_of("# the call whose " + "result is kept") - 1
-    assert w.seen().kept[0].startswith(f"{HERE.name}:{line_of('# the call whose ' + 'result is kept')}")
+    assert w.seen().kept.startswith(f"{HERE.name}:{line_of('# the call whose ' + 'result is kept')}")
 
 
 def test_gradients_that_no_optimiser_uses_are_counted():

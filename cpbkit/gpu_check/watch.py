@@ -27,12 +27,13 @@ from cpbkit.gpu_check.call_stacks import Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.graphs import ThrownAway, find_weights
+from cpbkit.gpu_check.judge import judge_loop
 from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators, is_capturing
+from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import ACCOUNTS, WAITING, Attribution, Line, attribute, find_kind
 from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, find_sorted, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
-from cpbkit.gpu_check.watched import Seen, Taken, judge_loop
 from cpbkit.hardware.environment import count_cores, in_notebook
 from cpbkit.hardware.monitor import device_memory, growth, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
@@ -77,7 +78,7 @@ class Watch:
         self._entered = False
         self.roles = Roles()
         self.steps = self._backwards = 0
-        self._kept: tuple[str, ...] = ()
+        self._kept = ""
         self._marks_apart = MARKS
         self._main = optimizer  # whose steps count
         self._turns = 0  # steps of others since its last
@@ -721,26 +722,26 @@ class Watch:
         waited = Line(code.co_filename, code.co_firstlineno, text, "data", found.seconds.get("data", 0.0))
         return tuple(sorted((waited, *found.lines), key=lambda line: -line.seconds))
 
-    def _find_kept(self) -> tuple[str, ...]:
+    def _find_kept(self) -> str:
         """Return what keeps the graphs of losses whose steps are long over."""
         each = 1 if self._by_hand else math.ceil(self._backwards / max(self.steps, 1))  # passes backward a step
         old = {made: at for made, _, at in self._marks if made < self._backwards - 3 * each}
         alive = {made: at for made, ref, at in self._marks if made in old and ref() is not None}
         # Some may be kept for a while, or until the garbage is collected; those of the beginning are kept on purpose.
         if len(alive) < 4 or len(alive) < KEPT * len(old) or min(alive) > self._backwards / 4:
-            return ()
+            return ""
         at = alive[max(alive)]
         if at is None:
-            return ("something",)
+            return "something"
         file, line = self.roles.codes[at[0]].co_filename, at[1]
         if "retain_graph" in source.read_line(file, line):  # a state is carried on with its graph, and nothing added
             kept = self._line(at)
-            return (f"{kept.place}  {kept.text}",)
+            return f"{kept.place}  {kept.text}"
         match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", source.read_line(file, line))
         loss = (match[1] or match[2]) if match else "loss"
         keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
         kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
-        return (f"{kept.place}  {kept.text}",)
+        return f"{kept.place}  {kept.text}"
 
     def _find_denormal(self, counted: Operators) -> tuple[float, Line | None]:
         line = counted.denormal_line
