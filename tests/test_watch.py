@@ -149,7 +149,7 @@ def test_whether_an_optimiser_can_be_fused_is_read_from_its_constructor(kind):
         for _ in range(5):
             close()
             optimizer.step(close)
-    assert w.steps == 5 and w.seen().fused == (kind is torch.optim.Adam)
+    assert w.steps == 5 and w.notes.add_up().fused == (kind is torch.optim.Adam)
 
 
 def test_threads_that_nobody_set_and_embeddings_that_are_read_whole_are_no_fault():
@@ -281,7 +281,7 @@ def test_kept_graphs_are_found_by_their_being_alive(monkeypatch):
             for x, y in batches * 20:
                 loss = step(model, optimizer, x, y)
                 total += loss if keep else loss.item()
-        assert bool(w.seen().kept) == keep
+        assert bool(w.notes.add_up().kept) == keep
 
 
 def test_a_loop_that_ends_early_leaves_nothing_behind():
@@ -312,7 +312,7 @@ def test_what_was_looked_at_is_freed_without_a_collection_of_garbage():
                 step(model, optimizer, x, batches[0][1])
     finally:
         gc.enable()
-    assert w.seen().looks > 30 and sum(ref() is not None for ref in seen) < 5
+    assert w.notes.add_up().looks > 30 and sum(ref() is not None for ref in seen) < 5
 
 
 def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
@@ -326,7 +326,7 @@ def test_a_kept_forecast_is_found_though_its_loss_is_not_kept(monkeypatch):
             loss.backward()
             optimizer.step()
             kept.append(forecast)  # the line that keeps
-    found = w.seen().kept
+    found = w.notes.add_up().kept
     assert "float(" in judge_loop(seen(kept=found)).fixes[0].note, "without its graph a forecast is as large"
     assert found.startswith(f"{HERE.name}:{line_of('# the line that ' + 'keeps')}")
 
@@ -343,7 +343,7 @@ def test_losses_that_a_function_kept_are_found_after_it_has_returned(monkeypatch
 
     with watch(tell=False) as w:
         train()
-    assert w.seen().kept and len(w._marks) < 70
+    assert w.notes.add_up().kept and len(w.notes.marks) < 70
 
 
 def test_weights_that_are_moved_by_hand_make_steps_too(monkeypatch):
@@ -382,10 +382,10 @@ def test_a_loop_trained_in_another_thread_by_two_optimisers_is_one_loop(monkeypa
         thread = threading.Thread(target=train)
         thread.start()
         thread.join()
-    assert w.steps == len(batches) and w.seen().shares.get("outside", 0) == 0
-    found = attribute(dict(w._sampler.seen), w.roles.codes, w._step, (), w._backward)
+    assert w.steps == len(batches) and w.notes.add_up().shares.get("outside", 0) == 0
+    found = attribute(dict(w.notes.sampler.seen), w.notes.roles.codes, w.notes.step, (), w.notes.backward)
     assert found.loop.start == line_of("# the call whose " + "result is kept") - 1
-    assert w.seen().kept.startswith(f"{HERE.name}:{line_of('# the call whose ' + 'result is kept')}")
+    assert w.notes.add_up().kept.startswith(f"{HERE.name}:{line_of('# the call whose ' + 'result is kept')}")
 
 
 def test_gradients_that_no_optimiser_uses_are_counted():
@@ -396,7 +396,7 @@ def test_gradients_that_no_optimiser_uses_are_counted():
         with watch(tell=False) as w:
             for x, y in batches * 20:
                 step(model, optimizer, x, y)
-        assert w.seen().unused == pytest.approx(0 if frozen else 288 / 321)
+        assert w.notes.add_up().unused == pytest.approx(0 if frozen else 288 / 321)
 
 
 @pytest.mark.parametrize("cut", ["off", "not"])
@@ -419,7 +419,7 @@ def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(c
     assert (w.diagnosis.reason == "THROWN") == (cut == "not"), w.report()
     if cut == "not":
         assert f":{line_of('# of the ' + 'critic')}  " in w.diagnosis.text
-        assert w.seen().thrown == pytest.approx(1 / 4, abs=0.1)  # half of one of two passes backward
+        assert w.notes.add_up().thrown == pytest.approx(1 / 4, abs=0.1)  # half of one of two passes backward
 
 
 class Graph(nn.Module):
@@ -503,7 +503,7 @@ def test_an_optimiser_written_by_hand_is_told_from_what_else_is_done_with_gradie
             model.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step(also)
-    accounts = {line.line: line.account for line in w.seen().lines}
+    accounts = {line.line: line.account for line in w.notes.add_up().lines}
     moving = [accounts.get(line_of(f"# {mark}")) for mark in ("mov" + "es", "it mov" + "es")]  # a line may go unseen
     assert "optimiser" in moving and {*moving} <= {"optimiser", None}, w.report()
     assert not also or accounts[line_of("# looks" + " on")] == "rest"
@@ -550,7 +550,7 @@ def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    share, line = w.seen().denormal
+    share, line = w.notes.add_up().denormal
     assert (line is not None) == (small < 1e-38), w.report()
     assert line is None or (line.line == line_of("# fad" + "es") and share > 0)
 
@@ -606,7 +606,7 @@ def test_a_frozen_part_of_the_model_is_no_validation():
     with watch(tell=False) as w:
         for _ in range(40):
             step(model, optimizer, x, torch.ones(256, 1))
-    assert w.seen().shares.get("validation", 0) == 0 and w.seen().shares["forward"] > 0.4
+    assert w.notes.add_up().shares.get("validation", 0) == 0 and w.notes.add_up().shares["forward"] > 0.4
 
 
 def fit(model, optimizer, x, steps, teacher=None):
@@ -629,7 +629,7 @@ def test_a_teacher_that_was_trained_before_in_the_same_loop_is_no_validation(fro
         fit(teacher, torch.optim.SGD(teacher.parameters(), lr=0.1), x, 40)
         teacher.eval().requires_grad_(not frozen)
         fit(student, torch.optim.SGD(student.parameters(), lr=0.1), x, 200, teacher)
-    assert w.seen().shares.get("validation", 0) == 0, w.report()
+    assert w.notes.add_up().shares.get("validation", 0) == 0, w.report()
     assert w.verdict == "DEVICE_BOUND"
 
 
@@ -652,7 +652,7 @@ def test_data_that_a_policy_makes_is_not_to_be_made_before_training(asks):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert w.seen().shares["data"] > 0.3, w.report()
+    assert w.notes.add_up().shares["data"] > 0.3, w.report()
     assert w.verdict == ("DEVICE_BOUND" if asks else "DATA_STARVED"), w.report()
     assert ("asked" in w.diagnosis.text) == asks
 
@@ -673,10 +673,10 @@ def test_a_profiler_left_on_and_a_batch_of_one_are_seen():
     with watch(tell=False) as w, torch.autograd.profiler.profile():
         for x, y in batches:
             step(model, optimizer, x[:1], y[:1])
-    assert w.seen().modes == ("a profiler of torch's is recording",)
-    assert w._find_small_batch(attribute({}, (), ()), w._counted[0]) == (1, None)  # without a line to show
-    assert w.seen().mode_line.line == line_of("torch.autograd.profiler.profile()" + ":")
-    assert {c.rows for c in w._counted} == {1}
+    assert w.notes.add_up().modes == ("a profiler of torch's is recording",)
+    assert w.notes._find_small_batch(attribute({}, (), ()), w.notes.counted[0]) == (1, None)  # without a line to show
+    assert w.notes.add_up().mode_line.line == line_of("torch.autograd.profiler.profile()" + ":")
+    assert {c.rows for c in w.notes.counted} == {1}
 
 
 def test_a_loader_of_single_samples_and_a_huge_embedding_are_named():
@@ -688,10 +688,10 @@ def test_a_loader_of_single_samples_and_a_huge_embedding_are_named():
             optimizer.zero_grad()
             head(table(x)).square().mean().backward()
             optimizer.step()
-    found = attribute({}, w.roles.codes, w._step)
-    rows, line = w._find_small_batch(found, w._counted[0])
+    found = attribute({}, w.notes.roles.codes, w.notes.step)
+    rows, line = w.notes._find_small_batch(found, w.notes.counted[0])
     assert rows == 1 and "batch_size=1" in line.text
-    assert w.seen().dense == (3000, (1, 12000))
+    assert w.notes.add_up().dense == (3000, (1, 12000))
 
 
 def test_a_model_without_a_module_is_no_loading_of_data():
@@ -703,7 +703,7 @@ def test_a_model_without_a_module_is_no_loading_of_data():
             forecast.mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert w.seen().shares.get("data", 0) < 0.1 < w.seen().shares["forward"]
+    assert w.notes.add_up().shares.get("data", 0) < 0.1 < w.notes.add_up().shares["forward"]
 
 
 def test_a_line_that_calls_layers_of_torchs_is_no_python_however_busy_the_machine():
@@ -711,12 +711,12 @@ def test_a_line_that_calls_layers_of_torchs_is_no_python_however_busy_the_machin
     with watch(tell=False) as w:
         for x, y in batches:
             step(model, optimizer, x, y)
-    counted = w._counted[0]
+    counted = w.notes.counted[0]
     for calls in counted.lines.values():
         calls.seconds = 0.0  # as where other programs take nearly all of the time
     lines = [dataclasses.replace(LINE, account="forward", kind="", by_torch=by_torch) for by_torch in (True, False)]
     found = dataclasses.replace(attribute({}, (), ()), lines=tuple(lines), seconds={"forward": 8.2})
-    assert w._find_python(found, counted, 0.1) == (lines[1],)
+    assert w.notes._find_python(found, counted, 0.1) == (lines[1],)
 
 
 @pytest.mark.parametrize("layer", [nn.GRU, nn.GRUCell])
@@ -735,7 +735,7 @@ def test_how_torch_writes_a_layer_out_is_no_fault_of_the_loop(layer):
             optimizer.zero_grad()
             head(state).square().mean().backward()
             optimizer.step()
-    counted = w._counted[0]
+    counted = w.notes.counted[0]
     assert counted.count > 200 and (counted.own_count < 0.1 * counted.count) == (layer is nn.GRU)
 
 
@@ -758,7 +758,7 @@ def test_a_loop_over_the_pairs_of_a_batch_is_told_from_one_over_layers_and_time(
             optimizer.zero_grad()
             torch.stack(losses).mean().backward()
             optimizer.step()
-    assert (w.seen().pairs is not None) == (over == "pairs")
+    assert (w.notes.add_up().pairs is not None) == (over == "pairs")
     if over == "pairs":
         assert w.diagnosis.reason == "PAIRS" and f":{line_of('# each ' + 'pair')}  " in w.diagnosis.text, w.report()
         assert "x[:, None] - x[None]" in w.diagnosis.fixes[0].note
@@ -779,7 +779,7 @@ def test_a_validation_with_its_loader_is_one_thing():
                 for a, b in held:
                     nn.functional.mse_loss(model(a), b)
     assert w.verdict == "VALIDATION_IN_STEP"
-    assert w.seen().shares["validation"] > 0.5 > w.seen().shares.get("data", 0)
+    assert w.notes.add_up().shares["validation"] > 0.5 > w.notes.add_up().shares.get("data", 0)
 
 
 @pytest.mark.parametrize("of", ["a layer", "a weight", "a layer, taken off"])
@@ -794,7 +794,7 @@ def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not(of):
             step(model, optimizer, x, y)
             if of == "a layer, taken off":
                 handle.remove()
-    assert (w.seen().hooks > 0.5) == (of != "a layer, taken off")
+    assert (w.notes.add_up().hooks > 0.5) == (of != "a layer, taken off")
     if of != "a layer, taken off":
         line = line_of("model[0].weight." + "register_hook")
         assert w.diagnosis.reason == "hooks" and f"{HERE.name}:{line}" in w.diagnosis.text
@@ -827,7 +827,7 @@ def test_a_batch_that_is_mostly_padding_is_named(kind):
             model(ids, lengths if kind == "packed" else None).square().mean().backward()
             optimizer.step()
     padded = 1 - lengths.sum().item() / ids.numel()
-    assert w.seen().padding[0] == pytest.approx(padded if kind != "packed" else 0)
+    assert w.notes.add_up().padding[0] == pytest.approx(padded if kind != "packed" else 0)
     assert (w.diagnosis.reason == "PADDING") == (kind == "padded"), w.report()
     if kind == "padded":
         assert f"{padded:.0%}" in w.diagnosis.text and f"{HERE.name}:{line_of('# the ' + 'ids')}" in w.diagnosis.text
@@ -850,7 +850,7 @@ def test_a_vocabulary_computed_for_all_steps_of_which_one_is_used_is_named(kind)
             optimizer.zero_grad()
             logits.square().mean().backward()
             optimizer.step()
-    assert w.seen().last == (16 if kind == "last" else 0)
+    assert w.notes.add_up().last == (16 if kind == "last" else 0)
     if kind == "last":
         line = line_of("# one of " + "sixteen")
         assert w.diagnosis.reason == "LAST_STEP" and f":{line}  " in w.diagnosis.text, w.report()
@@ -885,7 +885,7 @@ def test_a_validation_with_gradients_is_told_from_one_without_and_from_one_that_
                     evaluate()
             else:
                 evaluate()
-    assert w.seen().graphs == (kind == "graph"), w.report()
+    assert w.notes.add_up().graphs == (kind == "graph"), w.report()
     if kind == "graph":
         assert w.diagnosis.reason == "VALIDATION_GRAPHS" and "no_grad" in w.diagnosis.fixes[0].note
         assert f"{HERE.name}:{line_of('# vali' + 'dates')}" in w.diagnosis.text
@@ -963,7 +963,7 @@ def test_a_mistake_of_the_watch_costs_no_training(monkeypatch):
             step(model, optimizer, x, y)
     assert w.steps == len(batches) and w.verdict == "INCONCLUSIVE" and "ZeroDivisionError: mine" in w.report()
     monkeypatch.undo()
-    assert "ZeroDivisionError" in "".join(w.seen().problems)
+    assert "ZeroDivisionError" in "".join(w.notes.add_up().problems)
 
 
 def test_what_a_watch_cannot_take():

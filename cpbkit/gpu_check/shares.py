@@ -131,158 +131,190 @@ def attribute(
     others, held: identities of modules that are not trained, or not any more; and of those that are.
     """
     names = [Code(code.co_filename, code.co_name) for code in codes]
-    loop, owner, at = find_training_loop(step, names, seen, backward)
-    trained = {s.root for s in seen if s.phase in ("forward", "backward") and not s.quiet and not _quiet(s, names)}
-    trained.difference_update(others)
-    of_step = {number for number, _ in step}
-    regions: set[object] = set()
-
-    def is_named_so(s: CallStack) -> bool:
-        if any(WORDS_OF_VALIDATION.search(names[n].name) for n, _ in s.own if n not in of_step):
-            return True
-        text = next((source.read_line(names[n].file, line) for n, line in s.own if n in of_step), "")
-        return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
-
-    def in_own_loop(s: CallStack) -> bool:
-        for number, line in s.own:
-            loops = source.find_loops(names[number].file, line)
-            if any(not source.counts_only(x) for x in loops if loop is None or not x.holds(loop.file, loop.start)):
-                return True
-        return False
-
-    def first_phase(s: CallStack) -> str:
-        if s.phase == "forward" and (s.quiet or _quiet(s, names)):
-            # A frozen network that prepares inputs is another one than is trained; the trained one makes targets too.
-            over_data = s.root in trained and (s.evaluating or in_own_loop(s))
-            return "validation" if over_data or is_named_so(s) else "forward"
-        phase = "forward" if not s.phase and s.own and s.own[0] in tracked else s.phase
-        phase = "optimiser" if not phase and s.own and s.own[0] in moving else phase
-        # Forgotten no_grad() and eval(): only the name is left to tell by.
-        return "validation" if phase == "forward" and is_named_so(s) else phase
-
-    for s in seen:
-        if first_phase(s) == "validation":
-            regions.add(_region(s, names, of_step, loop, at))
-    regions.discard(None)
-    asking: list[int] = []  # lines of the loop over batches at which the trained model is asked without gradients
-    for s in seen:
-        # A small model's own training may be too short to be seen beside what it is asked.
-        is_quiet = s.phase == "forward" and (s.quiet or _quiet(s, names))
-        if is_quiet and (s.root in trained or s.root in held) and first_phase(s) == "forward":
-            asking += [line for number, line in s.own if number == owner and line < at.get("forward", 0)]
-    asks = min(asking, default=math.inf)
-    made = 0.0  # seconds of data from there on
-
+    training = _Training(seen, names, step, backward, tracked, moving, others)
+    regions = {training.find_region(s) for s in seen if training.find_phase(s) == "validation"} - {None}
+    asks = training.find_asking(seen, held)
     accounts: defaultdict[str, float] = defaultdict(float)
-    lines: defaultdict[tuple, float] = defaultdict(float)
-    libraries: defaultdict[tuple, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    inside = graphs = forward = 0.0
+    lines: defaultdict[_Key, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))  # seconds by library
+    inside = made = graphs = forward = 0.0  # seconds; of data that the model is asked for; of a validation's forward
     backward_too = False
     for s, seconds in seen.items():
-        here = next((line for number, line in s.own if number == owner), 0) if loop else 0
-        within = loop is not None and loop.holds(names[owner].file, here)
-        account = first_phase(s)
-        if account in ("", "data") and _region(s, names, of_step, loop, at) in regions:
-            account = "validation"
-        elif account == "":
-            head = loop.head if loop is not None and within else -1
-            drawing = s.library in KINDS[1][1]
-            header = within and here <= head
-            before = loop is not None and within and head < here < at.get("forward", 0) and source.counts_only(loop)
-            account = "data" if (header or before) and not drawing else "rest"
-            made += seconds * (account == "data" and here >= asks)
-        if loop and not within and account in ("rest", "data"):
-            account = "outside"
+        here = training.find_line(s)
+        in_region = training.find_region(s) in regions
+        account = training.find_account(s, in_region)
+        accounts[account] += seconds
         if account == "validation":
-            inside += seconds * within
+            inside += seconds * bool(here)
             forward += seconds * (s.phase == "forward")
             graphs += seconds * s.graph
-        backward_too |= s.phase == "backward" and _region(s, names, of_step, loop, at) in regions
-        accounts[account] += seconds
+        backward_too |= s.phase == "backward" and in_region
+        made += seconds * (account == "data" and not s.phase and here >= asks)
         if s.own:
-            number, line = s.own[0]
-            function = next((names[n].name for n, _ in s.own if names[n].name not in COMPREHENSIONS), "")
-            called = (owner, here) if within else next((at for at in s.own if at[0] in of_step), (number, line))
-            call = names[called[0]].file, called[1]
-            key = (names[number].file, line, account, call if call != (names[number].file, line) else ("", 0), function)
-            lines[key] += seconds
-            libraries[key][s.library] += seconds
-    for key in list(lines):  # what a line does after its last call is seen at the next one's
-        earlier = source.find_unpacking(*key[:2]) if key[2] in ("data", "rest") else 0
-        moved = (key[0], earlier, *key[2:])
-        if moved in lines and UNPACKED * lines[key] < lines[moved]:
-            lines[moved] += lines.pop(key)
-    found = []
-    for key, seconds in lines.items():
-        file, line, account, (caller_file, caller), function = key
-        text = source.read_line(file, line)
-        library = max(libraries[key], key=libraries[key].__getitem__)
-        kind, around = find_kind(text, library), 0
-        for inner in reversed(source.find_loops(file, line)):
-            if loop is None or not inner.holds(loop.file, loop.start):
-                around = inner.start  # at last the outermost of those within the loop over batches, or a function
-        by_torch = library == "torch"
-        found.append(Line(file, line, text, account, seconds, kind, caller, caller_file, by_torch, function, around))
-    found.sort(key=lambda line: -line.seconds)
-    graphs_found = graphs > GRAPHS * forward and not backward_too
-    asked = made > 0.5 * accounts["data"]
-    return Attribution(dict(accounts), tuple(found), inside, loop, graphs_found, asked)
+            lines[training.find_key(s, account)][s.library] += seconds
+    found = tuple(training.name_lines(lines))
+    builds_graphs = graphs > GRAPHS * forward and not backward_too
+    return Attribution(dict(accounts), found, inside, training.loop, builds_graphs, made > 0.5 * accounts["data"])
 
 
-def find_training_loop(
-    step, names, seen: Mapping[CallStack, float], backward=()
-) -> tuple[Span | None, int, dict[str, int]]:
-    """Return (the loop over batches, number of the code it is in, lines of that code by what is called there).
+class _Key(NamedTuple):
+    """What is told as one line."""
 
-    It is the innermost loop around an optimiser's step that holds the pass backward too: a loop over several
-    optimisers, or over batches that are added up, holds one of the two.
-    """
-    first: tuple[Span, int, int] | None = None
-    for number, line in step:
-        file = names[number].file
-        for loop in reversed(source.find_loops(file, line)):
-            first = first or (loop, number, line)
-            if not backward or any(n == number and loop.holds(file, at) for n, at in backward):
-                return loop, number, {"step": line, "forward": _find_forward(loop, line, number, seen)}
-    if first:
-        loop, number, line = first
-        return loop, number, {"step": line, "forward": _find_forward(loop, line, number, seen)}
-    return None, -1, {}
+    file: str
+    line: int
+    account: str
+    call: tuple[str, int]  # file and line of the training loop, or of a function around it, that led there; else "", 0
+    function: str
 
 
-def _find_forward(loop: Span, step: int, owner: int, seen: Mapping[CallStack, float]) -> int:
-    """Return the line up to which a body prepares its batch: of the first call of a model."""
-    for line in range(loop.head + 1, step + 1):
-        if re.search(r"model\(|net\(|loss", source.read_line(loop.file, line)):
-            if not source.is_without_gradients(loop.file, line):  # there it makes its batch, as where a policy acts
-                return line
-    learning = (s for s in seen if s.phase == "forward" and not s.quiet)
-    lines = [line for s in learning for n, line in s.own if n == owner and loop.head < line < step]
-    lines = [line for line in lines if not source.is_without_gradients(loop.file, line)]
-    return min(lines, default=step)
+class _Training:
+    """The loop over batches, and what of a look tells which part of it is under way."""
 
+    def __init__(
+        self,
+        seen: Iterable[CallStack],
+        names: list[Code],
+        step: tuple[tuple[int, int], ...],
+        backward: tuple[tuple[int, int], ...],
+        tracked: Collection[tuple[int, int]],
+        moving: Collection[tuple[int, int]],
+        others: Collection[int],
+    ):
+        self._names, self._tracked, self._moving = names, tracked, moving
+        self._of_step = {number for number, _ in step}
+        # The innermost loop around an optimiser's step that holds the pass backward too: a loop over several
+        # optimisers, or over batches that are added up, holds one of the two.
+        around = [(span, *at) for at in step for span in reversed(source.find_loops(names[at[0]].file, at[1]))]
+        both = (x for x in around if not backward or any(n == x[1] and x[0].holds(x[0].file, at) for n, at in backward))
+        self.loop: Span | None
+        self.loop, self._owner, self._step = next(both, around[0] if around else (None, -1, 0))
+        self._forward = self._find_forward(seen) if self.loop else 0
+        learning = (s for s in seen if s.phase in ("forward", "backward") and not self._is_quiet(s))
+        self._trained = {s.root for s in learning}.difference(others)
 
-def _quiet(s: CallStack, names) -> bool:
-    return any(source.is_without_gradients(names[number].file, line) for number, line in s.own[s.inside :])
+    def _find_forward(self, seen: Iterable[CallStack]) -> int:
+        """Return the line up to which a body prepares its batch: of the first call of a model."""
+        assert self.loop is not None
+        file, head = self.loop.file, self.loop.head
+        for line in range(head + 1, self._step + 1):
+            if re.search(r"model\(|net\(|loss", source.read_line(file, line)):
+                if not source.is_without_gradients(file, line):  # there it makes its batch, as where a policy acts
+                    return line
+        learning = (s for s in seen if s.phase == "forward" and not s.quiet)
+        lines = [line for s in learning for n, line in s.own if n == self._owner and head < line < self._step]
+        return min((line for line in lines if not source.is_without_gradients(file, line)), default=self._step)
 
+    def _is_quiet(self, s: CallStack) -> bool:
+        return s.quiet or any(source.is_without_gradients(self._names[n].file, line) for n, line in s.own[s.inside :])
 
-def _region(s: CallStack, names, of_step: set[int], loop: Span | None, at: Mapping[str, int]) -> object:
-    """Return what stands for all of a validation: its function, or the statement in the training function."""
-    outer = None
-    for number, line in reversed(s.own):
-        if number not in of_step:
-            return names[number]
-        outer = number, line
-    if outer is None:
+    def _is_named_validation(self, s: CallStack) -> bool:
+        if any(WORDS_OF_VALIDATION.search(self._names[n].name) for n, _ in s.own if n not in self._of_step):
+            return True
+        at = next((at for at in s.own if at[0] in self._of_step), None)
+        text = source.read_line(self._names[at[0]].file, at[1]) if at else ""
+        return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
+
+    def _is_in_inner_loop(self, s: CallStack) -> bool:
+        loops = (span for number, line in s.own for span in source.find_loops(self._names[number].file, line))
+        return any(not source.counts_only(span) for span in loops if not self._is_around(span))
+
+    def _is_around(self, span: Span) -> bool:
+        """Say whether a loop is the one over batches, or around it."""
+        return self.loop is not None and span.holds(self.loop.file, self.loop.start)
+
+    def find_phase(self, s: CallStack) -> str:
+        """Return a look's phase, of which a validation is one; "" where nothing of it is known yet."""
+        if s.phase == "forward" and self._is_quiet(s):
+            # A frozen network that prepares inputs is another one than is trained; the trained one makes targets too.
+            over_data = s.root in self._trained and (s.evaluating or self._is_in_inner_loop(s))
+            return "validation" if over_data or self._is_named_validation(s) else "forward"
+        phase = s.phase
+        if not phase and s.own and s.own[0] in self._tracked:
+            phase = "forward"
+        elif not phase and s.own and s.own[0] in self._moving:
+            phase = "optimiser"
+        # Forgotten no_grad() and eval(): only the name is left to tell by.
+        return "validation" if phase == "forward" and self._is_named_validation(s) else phase
+
+    def find_region(self, s: CallStack) -> object:
+        """Return what stands for all of a validation: its function, or the statement in the training function."""
+        outer = None
+        for number, line in reversed(s.own):
+            if number not in self._of_step:
+                return self._names[number]
+            outer = number, line
+        if outer is None:
+            return None
+        number, line = s.own[0]
+        file = self._names[number].file
+        for node in source.find_path(file, line):
+            span = source.to_span(file, node)
+            apart = not isinstance(node, source.SCOPES) and not span.holds(file, self._step if self.loop else 0)
+            if apart and isinstance(node, (*source.LOOPS, source.ast.With)):
+                return span
         return None
-    number, line = s.own[0]
-    for node in source.find_path(names[number].file, line):
-        if isinstance(node, source.SCOPES):
-            continue
-        span = source.to_span(names[number].file, node)
-        if not span.holds(span.file, at.get("step", 0)) and isinstance(node, (*source.LOOPS, source.ast.With)):
-            return span
-    return None
+
+    def find_line(self, s: CallStack) -> int:
+        """Return the line of the loop over batches that a look is at or below, 0 where it is outside it."""
+        line = next((line for number, line in s.own if number == self._owner), 0) if self.loop else 0
+        return line if self.loop and self.loop.holds(self._names[self._owner].file, line) else 0
+
+    def find_asking(self, seen: Iterable[CallStack], held: Collection[int]) -> float:
+        """Return the first line of the loop at which the trained model is asked without gradients, else infinity."""
+        asking: list[int] = []
+        for s in seen:
+            # A small model's own training may be too short to be seen beside what it is asked.
+            asks = s.phase == "forward" and self._is_quiet(s) and (s.root in self._trained or s.root in held)
+            if asks and self.find_phase(s) == "forward":
+                asking += [line for number, line in s.own if number == self._owner and line < self._forward]
+        return min(asking, default=math.inf)
+
+    def find_account(self, s: CallStack, in_region: bool) -> str:
+        """Return the account of a look; in_region: what it is a part of validates."""
+        here, account = self.find_line(s), self.find_phase(s)
+        if account in ("", "data") and in_region:
+            account = "validation"
+        elif account == "":
+            account = "data" if self._prepares(s, here) else "rest"
+        return "outside" if self.loop and not here and account in ("rest", "data") else account
+
+    def _prepares(self, s: CallStack, here: int) -> bool:
+        """Say whether a line of the loop makes its batch: its head, or of a loop that counts what is before a model."""
+        if not here or s.library in KINDS[1][1]:  # a progress bar around the loader draws
+            return False
+        assert self.loop is not None
+        return here <= self.loop.head or (here < self._forward and source.counts_only(self.loop))
+
+    def find_key(self, s: CallStack, account: str) -> _Key:
+        number, line = s.own[0]
+        file = self._names[number].file
+        function = next((self._names[n].name for n, _ in s.own if self._names[n].name not in COMPREHENSIONS), "")
+        here = self.find_line(s)
+        led = (self._owner, here) if here else next((at for at in s.own if at[0] in self._of_step), s.own[0])
+        call = self._names[led[0]].file, led[1]
+        return _Key(file, line, account, call if call != (file, line) else ("", 0), function)
+
+    def name_lines(self, lines: dict[_Key, defaultdict[str, float]]) -> list[Line]:
+        """Return the lines, the longest first."""
+        total = {key: sum(libraries.values()) for key, libraries in lines.items()}
+        for key in list(total):  # what a line does after its last call is seen at the next one's
+            earlier = source.find_unpacking(key.file, key.line) if key.account in ("data", "rest") else 0
+            moved = key._replace(line=earlier)
+            if moved in total and UNPACKED * total[key] < total[moved]:
+                total[moved] += total.pop(key)
+        found = []
+        for key, seconds in total.items():
+            text = source.read_line(key.file, key.line)
+            library = max(lines[key], key=lines[key].__getitem__)
+            # At last the outermost of those within the loop over batches, or a function.
+            loops = (span.start for span in source.find_loops(key.file, key.line) if not self._is_around(span))
+            found.append(
+                Line(
+                    key.file, key.line, text, key.account, seconds,
+                    kind=find_kind(text, library), caller=key.call[1], caller_file=key.call[0],
+                    by_torch=library == "torch", function=key.function, around=next(loops, 0),
+                )
+            )  # fmt: skip
+        return sorted(found, key=lambda line: -line.seconds)
 
 
 def find_kind(text: str, library: str) -> str:

@@ -1,0 +1,463 @@
+"""What is noted of a person's loop while it runs, and what it adds up to."""
+
+import dataclasses
+import inspect
+import itertools
+import linecache
+import math
+import re
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
+from cpbkit.gpu_check import source
+from cpbkit.gpu_check.call_stacks import Roles, Sampler
+from cpbkit.gpu_check.graphs import ThrownAway
+from cpbkit.gpu_check.operators import Operators
+from cpbkit.gpu_check.seen import Seen, Taken
+from cpbkit.gpu_check.shares import ACCOUNTS, WAITING, Attribution, Line, attribute, find_kind
+from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, find_sorted, weights_of
+from cpbkit.gpu_check.source import INNER_LOOPS
+from cpbkit.hardware.environment import count_cores
+from cpbkit.hardware.monitor import growth
+
+KEPT = 0.08  # of the graphs of earlier steps: of every tenth step, say
+TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
+SAMPLES = 8  # calls of a model in a step
+PAIRS = 200  # operators that a loop over pairs starts in a step
+FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in time
+BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
+GROWN = 100e6  # bytes of the process: less is its allocators settling in
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PADDING = r"\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|(zeros|full)\(.*(?i:max)|\.ljust\("  # lines that fill rows up
+SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
+
+Place = tuple[int, int]  # an own line: (number of its code, line)
+
+
+@dataclass
+class Notes:
+    """Written in the thread that trains, and for the memory and the looks in the sampler's; read in either."""
+
+    roles: Roles
+    sampler: Sampler
+    main: torch.optim.Optimizer | None  # whose steps count
+    steps: int = 0
+    backwards: int = 0
+    first: float = math.nan  # time of the first noted step
+    last: float = math.nan
+    lost: float = 0.0  # seconds of steps that were counted
+    cpu: float = 0.0  # s of the training thread's own, without these
+    step: tuple[Place, ...] = ()  # own lines at an optimiser's step
+    backward: tuple[Place, ...] = ()  # and at a pass backward
+    counted: list[Operators] = field(default_factory=list)
+    soundness: Soundness = field(default_factory=Soundness)
+    thrown: ThrownAway = field(default_factory=ThrownAway)
+    optimizers: dict[int, set[int]] = field(default_factory=dict)  # identities of the weights that each one moves
+    past: set[int] = field(default_factory=set)  # identities of the weights whose training is over
+    by_hand: bool = False  # weights are moved without an optimiser of torch's
+    weights: list[weakref.ref] = field(default_factory=list)  # that backward reaches
+    reached: dict[int, int] = field(default_factory=dict)  # their identities -> their numbers
+    unregistered: bool = False  # layers that the loss reaches lie in a plain list
+    second_graph: bool = False  # a pass backward builds one, as with create_graph=True
+    kept: str = ""  # the line that keeps graphs, when it was last looked for
+    marks: list[tuple[int, weakref.ref, Place | None]] = field(default_factory=list)  # (pass backward, mark, line)
+    hooks: list[tuple[int, int]] = field(default_factory=list)  # (steps, the most hooks of one module) at these
+    memory: list[tuple[int, float]] = field(default_factory=list)  # (steps, bytes)
+    busy: list[float] = field(default_factory=list)
+    behind: list[bool] = field(default_factory=list)
+    loaders: dict[DataLoader, Place | None] = field(default_factory=dict)  # with the lines that asked for their batches
+    starts: list[Place | None] = field(default_factory=list)  # lines at which workers were started
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From the end of the first step to that of the last, without the steps that were counted."""
+        return max(self.last - self.first - self.lost, 0.0) if self.steps > 1 else 0.0
+
+    def add_up(self) -> Seen:
+        """Return what was seen so far, in shares of the time between the first and the last step."""
+        tracked = {at for c in self.counted for at, calls in c.lines.items() if at is not None and calls.tracked}
+        moving = set().union(*(c.moving for c in self.counted)) - tracked
+        others, held = self._find_others(), self._find_held()
+        looks = dict(self.sampler.seen)
+        found = attribute(looks, self.roles.codes, self.step, tracked, self.backward, others, held, moving)
+        total = sum(found.seconds.values()) or 1.0
+        whole = max((c.count for c in self.counted), default=0)  # some steps may be parts, as of several optimisers
+        counted = min((c for c in self.counted if c.count >= whole / 2), key=lambda c: c.seconds, default=None)
+        workers = max((loader.num_workers for loader in self.loaders), default=0)
+        if torch.get_num_threads() > count_cores():
+            self.problems.append(f"torch computes in {torch.get_num_threads()} threads on {count_cores()} cores")
+        thrown, thrown_at = self.thrown.find()
+        problems = [*self.problems, self.sampler.problem, *(c.problem for c in self.counted)]
+        seen = Seen(
+            seconds=total,
+            steps=self.steps,
+            looks=self.sampler.looks,
+            shares={name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds},
+            lines=self._name_workers(found, workers),
+            inside=found.inside / total,
+            python=self._find_python(found, counted, total / max(self.steps - 1, 1)),
+            threads=torch.get_num_threads() / count_cores(),
+            threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
+            unused=self._find_unused(),
+            thrown=thrown,
+            thrown_line=thrown_at and self._line(thrown_at),
+            optimizer_line=self._find_text(OPTIMIZER),
+            unsound=tuple(self._find_unsound(found.loop)),
+            small_batch=self._find_small_batch(found, counted),
+            hooks=_rise(self.hooks),
+            hooks_line=self._find_text(r"\.register_\w*hook\("),
+            thread=self._find_thread(),
+            waiting=max(0.0, 1 - self.cpu / max(self.seconds, 1e-9)),
+            graphs=found.graphs,
+            asked=found.asked,
+            fused="fused" in inspect.signature(type(self.main)).parameters if self.main else False,
+            kept=self.find_kept() or self.kept,
+            growth=self._find_growth(),
+            held=self._find_holding(),
+            second_graph=self._find_second_graph(),
+            workers=workers,
+            starts=len(self.starts),
+            starts_line=self._line(at) if self.starts and (at := self.starts[-1]) else None,
+            loads_in_own_code=_loads_in_own_code(found),
+            gpu_there=torch.cuda.is_available(),
+            busy=sum(self.busy) / len(self.busy) if self.busy else math.nan,
+            behind=sum(self.behind) / len(self.behind) if self.behind else math.nan,
+            problems=tuple(dict.fromkeys(filter(None, problems))),
+        )
+        return seen if counted is None else self._add_operators(seen, counted, found)
+
+    def _add_operators(self, seen: Seen, counted: Operators, found: Attribution) -> Seen:
+        """Return what was seen with what the operators of a few steps tell, of which one stands for all."""
+        steps = max(self.steps - 1, 1)
+        model = min(seen.model * seen.seconds, self.cpu) / steps  # on a busy machine the rest is other programs' time
+        repeated, within, repeated_at = self._find_repeated()
+        denormal = counted.denormal_line
+        return dataclasses.replace(
+            seen,
+            operators=counted.own_count,
+            starting=counted.estimate_starting(counted.estimate_computing(), model) if model else math.nan,
+            float64=counted.wide_seconds / max(counted.seconds, 1e-9),
+            float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
+            taken=self._find_taken(found, counted, seen.seconds),
+            pairs=self._find_pairs(found, counted),
+            one_by_one=self._find_calls(found),
+            dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None),
+            dense_line=self._find_text(r"\bEmbedding(Bag)?\("),
+            repeated=repeated * seen.model,
+            repeated_within=within,
+            repeated_line=repeated_at and self._line(repeated_at),
+            gates=0 if counted.recurrences else counted.gates,
+            waits=len(counted.waits),
+            wait_lines=tuple(map(self._line, dict.fromkeys(counted.waits))),
+            modes=tuple(sorted(set().union(*(c.modes for c in self.counted)))),
+            mode_line=self._find_text(
+                r"detect_anomaly|\bprofile\(|emit_nvtx|Profile\(|setprofile|settrace|tracemalloc"
+            ),
+            padding=min((c.padding[:2] for c in self.counted if c.padding and not c.packed), default=(0.0, False)),
+            padding_line=self._find_padding_line(),
+            denormal=(counted.denormal_seconds / max(counted.seconds, 1e-9), denormal and self._line(denormal)),
+            last=max(c.last for c in self.counted),
+            last_line=self._find_text(r"\[:, *-1"),
+            on_gpu="cuda" in counted.devices,
+        )
+
+    def _line(self, at: Place) -> Line:
+        file = self.roles.codes[at[0]].co_filename
+        return Line(file, at[1], source.read_line(file, at[1]), "", 0.0)
+
+    def _find_python(self, found: Attribution, counted: Operators | None, each: float) -> tuple[Line, ...]:
+        """Return lines in the step whose time is not torch's: of a known kind, or slow for the operators they call."""
+        calls: dict[tuple[str, int], tuple[int, float]] = {}
+        for at, c in counted.lines.items() if counted else ():
+            if at:
+                key = self.roles.codes[at[0]].co_filename, at[1]
+                count, seconds = calls.get(key, (0, 0.0))
+                calls[key] = count + c.count, seconds + c.seconds
+        total = sum(found.seconds.values()) or 1.0
+        # On a busy machine a line takes longer than the processor time by which its operators are timed.
+        running = min(1.0, self.cpu / max(self.seconds, 1e-9))
+        python = []
+        for line in found.lines:
+            phase = line.account in ("forward", "backward", "optimiser")
+            if not (line.account == "rest" or phase) or (phase and line.by_torch and not line.kind):
+                continue
+            count, seconds = calls.get((line.file, line.line), (0, 0.0))
+            spent = line.seconds / total * each * running
+            computing = seconds > 0.3 * spent or spent < SLOW_LINE * (count + 1)
+            if counted is None:
+                computing = not line.kind
+            if (
+                computing
+                and line.account == "rest"
+                and line.seconds > BESIDE[bool(line.around)] * total
+                and not _only_passes(line)
+            ):
+                python.append(line)  # torch's work, and none that a loss comes from
+            elif not computing and (line.account == "rest" or line.kind or count < 50) and not _only_passes(line):
+                python.append(line)
+        return tuple(python)
+
+    def _find_taken(self, found: Attribution, counted: Operators, total: float) -> tuple[Taken, ...]:
+        """Return loops that go through the first axis of a batch, and their share of the time."""
+        taken = []
+        for (at, length), rows in counted.taken.items():
+            line = self._line(at)
+            path = [n for n in source.find_path(line.file, line.line) if isinstance(n, INNER_LOOPS)]
+            spans = [source.to_span(line.file, n) for n in path]
+            # Neither the loop over batches itself, nor one around it.
+            spans = [s for s in spans if found.loop is None or not s.holds(found.loop.file, found.loop.start)]
+            if length < 8 or not 0.9 <= rows / length <= TAKEN or not spans or _goes_through_time(line, spans[-1]):
+                continue
+            share = sum(self._under(spans[-1]).values()) / total
+            taken.append(Taken(line, rows, share))
+        return tuple(sorted(taken, key=lambda t: -t.share))
+
+    def _find_pairs(self, found: Attribution, counted: Operators) -> Line | None:
+        """Return the loop over pairs of a batch that most operators forward are started in."""
+        loops: dict[source.Span, int] = {}
+        forward = 0
+        for at, calls in counted.lines.items():
+            line = at and self._line(at)
+            if not line or _only_passes(line):
+                continue
+            forward += calls.count
+            span = source.find_pairs(line.file, line.line)
+            if span and not (found.loop and span.holds(found.loop.file, found.loop.start)):
+                loops[span] = loops.get(span, 0) + calls.count
+        span = max(loops, key=loops.__getitem__, default=None)
+        if span is None or loops[span] < max(PAIRS, forward / 2):
+            return None
+        return Line(span.file, span.start, source.read_line(span.file, span.start), "forward", 0.0)
+
+    def _under(self, span: source.Span) -> dict:
+        files = [code.co_filename for code in self.roles.codes]
+        return {
+            s: seconds
+            for s, seconds in dict(self.sampler.seen).items()
+            if any(span.holds(files[number], line) for number, line in s.own)
+        }
+
+    @property
+    def _moved(self) -> set[int]:
+        """Identities of the weights that any optimiser moves."""
+        return set().union(*self.optimizers.values())
+
+    def _find_others(self) -> set[int]:
+        """Return modules that are frozen or whose training is over, such as a teacher, by identity."""
+        weights = {number: list(model.parameters()) for number, model in self.roles.alive().items()}
+        return {
+            number
+            for number, held in weights.items()
+            if held and all(not weight.requires_grad or id(weight) in self.past for weight in held)
+        }
+
+    def _find_held(self) -> set[int]:
+        """Return modules with weights that an optimiser moves, by identity."""
+        moved = self._moved - self.past
+        alive = self.roles.alive().items()
+        return {number for number, model in alive if not moved.isdisjoint(map(id, model.parameters()))}
+
+    def _find_unused(self) -> float:
+        """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
+        moved = self._moved
+        if self.by_hand or not moved:
+            return 0.0
+        unused = sum(size for weight, size in self.reached.items() if weight not in moved)
+        return unused / max(sum(self.reached.values()), 1)
+
+    def _find_repeated(self) -> tuple[float, bool, tuple[int, int] | None]:
+        """Return (share of the operators' time that makes the same numbers again, whether within one step, the line).
+
+        The same as at the steps before, of what is made of no weight; or as before in the same step.
+        """
+        if len(self.counted) < 2:
+            return 0.0, False, None
+        same = set.intersection(*({key for key, r in c.results.items() if not r.tracked} for c in self.counted))
+        found = []
+        for within in (False, True):
+            lines: defaultdict[tuple[int, int], float] = defaultdict(float)
+            shares = []
+            for c in self.counted:
+                again = [(r, r.seconds * (r.calls - 1) / r.calls) for r in c.results.values() if r.calls > 1]
+                if not within:
+                    again = [(c.results[key], c.results[key].seconds) for key in same]
+                for result, seconds in again:
+                    lines[result.again if within else result.line] += seconds
+                shares.append(sum(seconds for _, seconds in again) / c.seconds if c.seconds else 0.0)
+            found.append((median(shares), within, max(lines, key=lines.__getitem__, default=None)))
+        return max(found, key=lambda each: each[0])
+
+    def _find_unsound(self, loop: source.Span | None) -> Iterator[tuple[Unsound, Line | None]]:
+        backward = self._line(self.backward[0]) if self.backward else None
+        wrong = {reason: at for c in self.counted for reason, at in c.wrong.items()}
+        for loader, at in self.loaders.items():
+            file = self.roles.codes[at[0]].co_filename if at else ""
+            if at and loop and loop.holds(file, at[1]) and at[1] <= loop.head and find_sorted(loader):
+                wrong["SORTED"] = at
+        if self.unregistered and self.backward:
+            wrong["UNREGISTERED"] = self.backward[0]
+        both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
+        if len(self.optimizers) == 1 and max(both.values(), default=0) == 2 and self.soundness.stalls:
+            wrong["UNPAIRED"] = max(both, key=both.__getitem__)
+        for found in self.soundness.find(wrong):
+            line = self._line(wrong[found.reason]) if found.reason in wrong else None
+            if found.pattern and not (line and re.search(found.pattern, line.text)):
+                line = self._find_text(found.pattern) or line
+            yield found, line or backward
+
+    def has_unregistered(self) -> bool:
+        """Say whether a part of a model has layers in a plain list or dictionary, which the loss reaches."""
+        moved, reached = self._moved, set(self.reached)
+        held = (vars(part).items() for model in self.roles.alive().values() for part in model.modules())
+        collections = (thing for each in held for name, thing in each if not name.startswith("_"))
+        things = (c.values() if isinstance(c, dict) else c for c in collections if isinstance(c, (list, tuple, dict)))
+        layers = (layer for each in things for layer in each if isinstance(layer, nn.Module))
+        weights = {id(weight) for layer in layers for weight in layer.parameters()}
+        return bool(moved) and bool(weights & reached) and not weights & moved
+
+    def _find_padding_line(self) -> Line | None:
+        at = next((c.padding[2] for c in self.counted if c.padding), None)
+        return at and (self._find_text(PADDING) or self._line(at))
+
+    def find_weights(self) -> list[torch.Tensor]:
+        """Return the weights that are trained: the optimiser's, or by hand those that backward reaches."""
+        if self.main and not self.by_hand:
+            return list(weights_of(self.main))
+        return [weight for ref in self.weights if (weight := ref()) is not None]
+
+    def count_hooks(self) -> int:
+        """Return the most hooks that one weight has, or one module of a model that was seen to run."""
+        parts = {part for model in self.roles.alive().values() for part in model.modules()}
+        numbers = [sum(len(getattr(part, name)) for name in HOOKS) for part in parts]
+        return max([*numbers, *(len(weight._backward_hooks or ()) for weight in self.find_weights())], default=0)
+
+    def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
+        """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
+        sizes = [loader.batch_size for loader in self.loaders if loader.batch_size]
+        rows = counted.rows if counted and counted.rows <= FEW_ROWS else 0
+        rows = min(filter(None, (rows, max(sizes, default=0))), default=0)
+        line = self._find_text(rf"batch_size\s*=\s*{rows}\b") if sizes else None
+        line = line or (self._find_text(r"\bDataLoader\((?!.*batch_size)") if sizes and rows == 1 else None)
+        if line is None and found.loop:
+            file, at = found.loop.file, found.loop.start
+            line = Line(file, at, source.read_line(file, at), "data", 0.0)
+        return rows, line
+
+    def _find_text(self, pattern: str) -> Line | None:
+        """Return the first line with a text in the person's functions that were seen to run, else in their files."""
+        codes = self.roles.codes
+        seen = ((code.co_filename, at) for code in codes for at in sorted({at for *_, at in code.co_lines() if at}))
+        files = dict.fromkeys(code.co_filename for code in codes)
+        rest = ((file, at) for file in files for at in range(1, len(linecache.getlines(file)) + 1))
+        for file, at in itertools.chain(seen, rest):
+            text = source.read_line(file, at)
+            if re.search(pattern, text.partition("#")[0]) and not text.startswith(("import ", "from ")):
+                return Line(file, at, text, "outside", 0.0)
+        return None
+
+    def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
+        """Return the lines; of a loader with workers, whose own lines are in other processes, its samples' first."""
+        loader = next((x for x in self.loaders if x.num_workers), None)
+        data, code = getattr(loader, "dataset", None), None
+        while data is not None and code is None:  # a Subset holds the person's own
+            made = getattr(type(data), "__getitem__", None) or getattr(type(data), "__iter__", None)
+            code = next((c for c in (getattr(made, "__code__", None),) if c and self.roles.find(c)[0] == "own"), None)
+            data = getattr(data, "dataset", None)
+        if not workers or code is None:
+            return found.lines
+        text = source.read_line(code.co_filename, code.co_firstlineno)
+        waited = Line(code.co_filename, code.co_firstlineno, text, "data", found.seconds.get("data", 0.0))
+        return tuple(sorted((waited, *found.lines), key=lambda line: -line.seconds))
+
+    def find_kept(self) -> str:
+        """Return what keeps the graphs of losses whose steps are long over."""
+        each = 1 if self.by_hand else math.ceil(self.backwards / max(self.steps, 1))  # passes backward a step
+        old = {made: at for made, _, at in self.marks if made < self.backwards - 3 * each}
+        alive = {made: at for made, ref, at in self.marks if made in old and ref() is not None}
+        # Some may be kept for a while, or until the garbage is collected; those of the beginning are kept on purpose.
+        if len(alive) < 4 or len(alive) < KEPT * len(old) or min(alive) > self.backwards / 4:
+            return ""
+        at = alive[max(alive)]
+        if at is None:
+            return "something"
+        file, line = self.roles.codes[at[0]].co_filename, at[1]
+        if "retain_graph" in source.read_line(file, line):  # a state is carried on with its graph, and nothing added
+            kept = self._line(at)
+            return f"{kept.place}  {kept.text}"
+        match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", source.read_line(file, line))
+        loss = (match[1] or match[2]) if match else "loss"
+        keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
+        kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
+        return f"{kept.place}  {kept.text}"
+
+    def _find_calls(self, found: Attribution) -> tuple[int, Line | None]:
+        """Return the calls of a model in a step from one line of a loop that does not go through time."""
+        for at, calls in max((c.calls for c in self.counted), key=Counter.total).most_common(1):
+            line = self._line(at)
+            loops = source.find_loops(line.file, line.line)
+            inner = [x for x in loops if found.loop is None or not x.holds(found.loop.file, found.loop.start)]
+            if calls >= SAMPLES and inner and not _goes_through_time(line, inner[-1]):
+                return calls, line
+        return 0, None
+
+    def _find_thread(self) -> tuple[float, Line | None]:
+        """Return (looks at another thread that was running a line of the person's, a look; the line seen most)."""
+        running = {
+            at: n for at, n in dict(self.sampler.others).items() if find_kind(self._line(at).text, "") != WAITING
+        }
+        line = max(running, key=running.__getitem__, default=None)
+        return sum(running.values()) / max(self.sampler.looks, 1), line and self._line(line)
+
+    def _find_holding(self) -> Line | None:
+        number, line = self.backward[0] if self.backward else (0, 0)
+        kept = line and source.find_holding(self.roles.codes[number].co_filename, line)
+        return self._line((number, kept)) if kept else None
+
+    def _find_second_graph(self) -> Line | None:
+        """Return the pass backward with create_graph=True, where no gradient of a gradient is asked for."""
+        if not self.second_graph or self._find_text(r"autograd\.(grad|functional)\b|hessian|\bgrad\(.*create_graph"):
+            return None
+        return self._line(self.backward[0]) if self.backward else None
+
+    def _find_growth(self) -> float:
+        """Return the bytes a step by which memory grows, 0 where it does not, after a first half to settle in."""
+        points = self.memory[len(self.memory) // 2 :]
+        steps = points[-1][0] - points[0][0] if len(points) > 1 else 0
+        if steps < len(points) or len(points) < 8 or points[-1][1] - points[0][1] < GROWN:
+            return 0.0
+        slope, leaks = growth([size * (len(points) - 1) / steps for _, size in points])
+        return slope if leaks else 0.0
+
+
+def _rise(points: list[tuple[int, int]]) -> float:
+    """Return by how much the last of (steps, number) grows a step, where it grew as before; else 0."""
+    if len(points) < 3:
+        return 0.0
+    (s0, n0), (s1, n1), (s2, n2) = points[-3:]
+    before, rise = (n1 - n0) / (s1 - s0), (n2 - n1) / (s2 - s1)
+    return rise if min(before, rise) > 0.5 else 0.0
+
+
+def _only_passes(line: Line) -> bool:
+    """Say whether a line only starts torch's own work, whose time is torch's whatever was counted."""
+    return bool(source.ONLY_PASSES.search(line.text)) and not line.kind
+
+
+def _goes_through_time(line: Line, span: source.Span) -> bool:
+    head = source.read_line(line.file, span.start)
+    return bool(re.search(r"\bfor (t|step|time|ts|k)\b", head)) or bool(re.search(r"unbind\(\s*(dim=)?1", head))
+
+
+def _loads_in_own_code(found: Attribution) -> bool:
+    data = [line for line in found.lines if line.account == "data"]
+    own = sum(line.seconds for line in data if not (found.loop and line.file == found.loop.file
+                                                   and found.loop.start <= line.line <= found.loop.head))  # fmt: skip
+    return own > 0.5 * sum(line.seconds for line in data)
