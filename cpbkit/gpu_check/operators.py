@@ -185,23 +185,30 @@ class Operators(TorchDispatchMode):
         if strided and packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
             self.last = max(self.last, self._thin[1] * (len(args[1]) >= WIDE * args[1].shape[1]))
         if isinstance(made, torch.Tensor):
-            if packet in SQUASHING and line and torch.is_grad_enabled():  # a loss's own runs in its pass backward
-                self._squashed[made.data_ptr()] = StorageWeakRef(made.untyped_storage()), line
-            kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
-            kind[0] += 1
-            kind[1] = min(kind[1], seconds)
-            self.devices[made.device.type] += 1
-            if seconds > SLOW and strided and line and made.device.type == "cpu":
-                self._note_result(packet, args, made, seconds)
-                if any(map(_has_denormals, (made, *args))):
-                    self.denormal_seconds += seconds
-                    self.denormal_line = self.denormal_line or line
-            if packet in DENSE:
-                self.dense[len(made)] = args[1].numel(), made.numel()
-            if made.dtype == torch.float64:
-                self.wide_seconds += seconds
-            if packet in PRODUCTS and torch.is_grad_enabled():
-                self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
+            self._note_made(line, packet, args, made, seconds, strided)
+        self._note_modes()
+
+    def _note_made(self, line, packet, args, made: torch.Tensor, seconds: float, strided: bool) -> None:
+        if packet in SQUASHING and line and torch.is_grad_enabled():  # a loss's own runs in its pass backward
+            self._squashed[made.data_ptr()] = StorageWeakRef(made.untyped_storage()), line
+        kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
+        kind[0] += 1
+        kind[1] = min(kind[1], seconds)
+        self.devices[made.device.type] += 1
+        if seconds > SLOW and strided and line and made.device.type == "cpu":
+            self._note_result(packet, args, made, seconds)
+            if any(map(_has_denormals, (made, *args))):
+                self.denormal_seconds += seconds
+                self.denormal_line = self.denormal_line or line
+        if packet in DENSE:
+            self.dense[len(made)] = args[1].numel(), made.numel()
+        if made.dtype == torch.float64:
+            self.wide_seconds += seconds
+        if packet in PRODUCTS and torch.is_grad_enabled():
+            self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
+
+    def _note_modes(self) -> None:
+        """Ask at each operator: a mode may be on for a part of the step."""
         if torch.autograd._profiler_enabled():
             self.modes.add("a profiler of torch's is recording")
         if sys.getprofile() or sys.gettrace():
@@ -214,7 +221,7 @@ class Operators(TorchDispatchMode):
     def _note_result(self, packet, args, made: torch.Tensor, seconds: float) -> None:
         if not made.is_floating_point() or not made.is_contiguous() or not args:
             return
-        stack = self.roles.read(sys._getframe(3))
+        stack = self.roles.read(sys._getframe(4))
         texts = (source.read_line(self.roles.codes[number].co_filename, line) for number, line in stack.own)
         if stack.phase in ("backward", "optimiser") or any(map(source.ONLY_PASSES.search, texts)):
             return

@@ -190,27 +190,8 @@ class Soundness:
             )
             yield Unsound("RATE_TOO_HIGH", text, "a learning rate of 1e-3 to begin with", OPTIMIZER)
 
-    def find(self, wrong: Collection[str]) -> Iterator[Unsound]:
-        """Yield what is wrong, the worst first. wrong: reasons of OF_OPERATORS."""
-        if len(self._losses) >= LEAST and not any(map(math.isfinite, self._losses[-LEAST:])):
-            text = "The loss is nan or infinite, and the training goes on: it learns nothing"
-            cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
-            cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
-            if sum(map(math.isfinite, self._losses)) < 2:  # too soon for a rate
-                cure = "look for nan and inf in the inputs (torch.isfinite(x).all()), and for a root, a norm, a "
-                cure += "logarithm or a quotient of 0, whose gradients are infinite: sqrt(x + 1e-8), "
-                cure += "log(x.clamp(min=1e-8))"
-            yield Unsound("LOSS_NOT_FINITE", text, cure, "")
-        for reason in OF_OPERATORS:
-            if reason in wrong:
-                yield Unsound(reason, *OF_OPERATORS[reason])
-        if self._made >= LEAST and self._made > 0.5 * self._steps:
-            text = "A new optimiser is made for every step: it begins without its moments each time"
-            cure = "make it once, before the loop; a learning rate is changed by a scheduler"
-            yield Unsound("OPTIMIZER_REMADE", text, cure, OPTIMIZER)
-        if self._starts >= LEAST and self._kept > 0.9 * self._starts:
-            text = "Gradients are added to those of the steps before, and never set to zero"
-            yield Unsound("NOT_ZEROED", text, "optimizer.zero_grad() once a step, before loss.backward()", "")
+    def _find_gradients(self) -> Iterator[Unsound]:
+        """Yield why no gradient comes to the weights, or no step of theirs: one reason, for each hides the next."""
         empty, zero = (sum((found or {}).values()) / max(self._numbers, 1) for found in (self._empty, self._zero))
         if self._emptied >= 3 and empty + zero == 1 and self._given >= LEAST:
             text = "Gradients are set to zero between loss.backward() and optimizer.step(): no weight moves"
@@ -242,6 +223,29 @@ class Soundness:
             text = f"The weights stand still: in all steps they have moved by {self._moved[1]:.1g} of their size"
             cure = "a higher learning rate; and look for gradients that are clipped or scaled to nearly nothing"
             yield Unsound("STANDS_STILL", text, cure, r"clip_grad" if self._highest > LOW else OPTIMIZER)
+
+    def find(self, wrong: Collection[str]) -> Iterator[Unsound]:
+        """Yield what is wrong, the worst first. wrong: reasons of OF_OPERATORS."""
+        if len(self._losses) >= LEAST and not any(map(math.isfinite, self._losses[-LEAST:])):
+            text = "The loss is nan or infinite, and the training goes on: it learns nothing"
+            cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
+            cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
+            if sum(map(math.isfinite, self._losses)) < 2:  # too soon for a rate
+                cure = "look for nan and inf in the inputs (torch.isfinite(x).all()), and for a root, a norm, a "
+                cure += "logarithm or a quotient of 0, whose gradients are infinite: sqrt(x + 1e-8), "
+                cure += "log(x.clamp(min=1e-8))"
+            yield Unsound("LOSS_NOT_FINITE", text, cure, "")
+        for reason in OF_OPERATORS:
+            if reason in wrong:
+                yield Unsound(reason, *OF_OPERATORS[reason])
+        if self._made >= LEAST and self._made > 0.5 * self._steps:
+            text = "A new optimiser is made for every step: it begins without its moments each time"
+            cure = "make it once, before the loop; a learning rate is changed by a scheduler"
+            yield Unsound("OPTIMIZER_REMADE", text, cure, OPTIMIZER)
+        if self._starts >= LEAST and self._kept > 0.9 * self._starts:
+            text = "Gradients are added to those of the steps before, and never set to zero"
+            yield Unsound("NOT_ZEROED", text, "optimizer.zero_grad() once a step, before loss.backward()", "")
+        yield from self._find_gradients()
         if any(looks > 3 and gradients > 1 for looks, gradients in self._alike.values()):
             text = "All outputs of a layer are the same, and so are their gradients: it learns one feature"
             cure = "random first weights, as layers of torch's have unless told: no constant, no zeros"
