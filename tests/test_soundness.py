@@ -61,6 +61,39 @@ def broadcast():
     train(y=Y[:, 0], loss_of=lambda forecast, y: (forecast - y).square().mean())  # compare
 
 
+def inputs_not_scaled():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 2))
+    nn.init.normal_(model[2].weight, std=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.tensor((1e4 + 50 * X).tolist())  # raw
+    for _ in steps():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), torch.arange(32) % 2).backward()
+        optimizer.step()
+
+
+def targets_not_scaled():
+    model, optimizer = make()
+    y = torch.tensor((1e5 + 1e4 * Y).tolist())  # dear
+    for _ in steps():
+        step(model, optimizer, y=y)
+
+
+def scaled_late():
+    model, optimizer = make()
+    for _ in steps():
+        step(model, optimizer, 300 * X, 500 + 100 * Y)  # large, and learned all the same
+
+
+def a_loss_that_need_not_fall():
+    model, optimizer = make()
+    for _ in steps():
+        optimizer.zero_grad()
+        (model(300 * X) * 0 + torch.randn(32, 1).abs() * model(300 * X).sigmoid()).mean().backward()
+        optimizer.step()
+
+
 def remade():
     model = net()
     for _ in steps():
@@ -322,6 +355,8 @@ WRONG = {
     one_class: ("ONE_CLASS", "# classify"),
     not_finite: ("LOSS_NOT_FINITE", "# train"),
     broadcast: ("BROADCAST", "# compare"),
+    inputs_not_scaled: ("INPUTS_NOT_SCALED", "# raw"),
+    targets_not_scaled: ("TARGETS_NOT_SCALED", "# dear"),
     remade: ("OPTIMIZER_REMADE", "# make"),
     not_zeroed: ("NOT_ZEROED", "# train"),
     without_gradient: ("NO_GRADIENT", "# cut"),
@@ -527,6 +562,8 @@ RIGHT = [
     logits_where_a_probability_was,
     phases_of_one_loop,
     a_cosine,
+    scaled_late,
+    a_loss_that_need_not_fall,
     a_frozen_part,
     a_generator_that_maximises,
     of_the_same_sample,

@@ -22,7 +22,7 @@ from cpbkit.gpu_check.graphs import ThrownAway
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import ACCOUNTS, WAITING, Attribution, Line, attribute, find_kind
-from cpbkit.gpu_check.soundness import OPTIMIZER, Soundness, Unsound, find_sorted, weights_of
+from cpbkit.gpu_check.soundness import OPTIMIZER, SCALES, Soundness, Unsound, find_sorted, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import growth
@@ -110,7 +110,7 @@ class Notes:
             thrown=thrown,
             thrown_line=thrown_at and self._line(thrown_at),
             optimizer_line=self._find_text(OPTIMIZER),
-            unsound=tuple(self._find_unsound(found.loop)),
+            unsound=tuple(self._find_unsound(found)),
             small_batch=self._find_small_batch(found, counted),
             hooks=_rise(self.hooks),
             hooks_line=self._find_text(r"\.register_\w*hook\("),
@@ -295,9 +295,12 @@ class Notes:
             found.append((median(shares), within, max(lines, key=lines.__getitem__, default=None)))
         return max(found, key=lambda each: each[0])
 
-    def _find_unsound(self, loop: source.Span | None) -> Iterator[tuple[Unsound, Line | None]]:
+    def _find_unsound(self, found: Attribution) -> Iterator[tuple[Unsound, Line | None]]:
         backward = self._line(self.backward[0]) if self.backward else None
         wrong = {reason: at for c in self.counted for reason, at in c.wrong.items()}
+        if found.asked:  # a policy's states and gains are what they are, and its loss need not fall
+            wrong = {reason: at for reason, at in wrong.items() if reason not in SCALES}
+        loop = found.loop
         for loader, at in self.loaders.items():
             file = self.roles.codes[at[0]].co_filename if at else ""
             if at and loop and loop.holds(file, at[1]) and at[1] <= loop.head and find_sorted(loader):
@@ -305,13 +308,13 @@ class Notes:
         if self.unregistered and self.backward:
             wrong["UNREGISTERED"] = self.backward[0]
         both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
-        if len(self.optimizers) == 1 and max(both.values(), default=0) == 2 and self.soundness.stalls:
+        if len(self.optimizers) == 1 and max(both.values(), default=0) == 2:
             wrong["UNPAIRED"] = max(both, key=both.__getitem__)
-        for found in self.soundness.find(wrong):
-            line = self._line(wrong[found.reason]) if found.reason in wrong else None
-            if found.pattern and not (line and re.search(found.pattern, line.text)):
-                line = self._find_text(found.pattern) or line
-            yield found, line or backward
+        for unsound in self.soundness.find(wrong):
+            line = self._line(wrong[unsound.reason]) if unsound.reason in wrong else None
+            if unsound.pattern and not (line and re.search(unsound.pattern, line.text)):
+                line = self._find_text(unsound.pattern) or line
+            yield unsound, line or backward
 
     def has_unregistered(self) -> bool:
         """Say whether a part of a model has layers in a plain list or dictionary, which the loss reaches."""

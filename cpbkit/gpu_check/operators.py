@@ -21,8 +21,10 @@ from cpbkit.gpu_check.flow import Flow
 aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
 PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
+WITH_BIAS = {aten.addmm, aten.addmv, aten.baddbmm}  # what is multiplied comes after it
 DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
 COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
+UNSCALED = 100.0  # numbers that layers read, and targets: weights begin so that they are to be near 1
 LEAST_PAIRS = 8  # samples of a batch, from which (n, 1) and (n,) are no accident
 NLL = {aten.nll_loss_forward, aten.nll_loss2d_forward}
 FILLING = {aten.uniform_, aten.normal_}  # with random numbers, as a new layer's weights
@@ -157,7 +159,7 @@ class Operators(TorchDispatchMode):
         if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
             self._take(line, packet, args[0].shape[0])
         if line and torch.is_grad_enabled() and (reason := self._find_wrong(packet, args)):
-            made = self._find_squashed(args[0]) if reason != "BROADCAST" else None
+            made = None if packet in COMPARING else self._find_squashed(args[0])
             self.wrong[reason] = made or line
         if line and packet in FILLING and isinstance(args[0], nn.Parameter):
             self.wrong["MADE_ANEW"] = line
@@ -206,6 +208,9 @@ class Operators(TorchDispatchMode):
             self.wide_seconds += seconds
         if packet in PRODUCTS and torch.is_grad_enabled():
             self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
+            x = args[packet in WITH_BIAS]
+            if line and not x.requires_grad and not is_capturing() and x.detach().abs().max() > UNSCALED:
+                self.wrong["INPUTS_NOT_SCALED"] = line
 
     def _note_modes(self) -> None:
         """Ask at each operator: a mode may be on for a part of the step."""
@@ -236,7 +241,7 @@ class Operators(TorchDispatchMode):
     def _find_wrong(self, packet, args) -> str:
         """Return the reason of soundness.OF_OPERATORS for which an operator cannot be meant so, or ""."""
         if packet in COMPARING:
-            return "BROADCAST" if _is_of_all_pairs(args) else ""
+            return "BROADCAST" if _is_of_all_pairs(args) else "TARGETS_NOT_SCALED" if _is_far_off(args) else ""
         x = args[0] if args else None
         if not (isinstance(x, torch.Tensor) and x.requires_grad) or (x.is_cuda and is_capturing()):
             return ""
@@ -337,6 +342,16 @@ def _is_of_all_pairs(args) -> bool:
     if {tuple(one.shape), tuple(two.shape)} == {(n, n)}:
         return n >= LEAST_PAIRS and {one.stride(), two.stride()} == {(1, 0), (0, 1)}
     return n >= LEAST_PAIRS and {tuple(one.shape), tuple(two.shape)} == {(n, 1), (n,)}
+
+
+def _is_far_off(args) -> bool:
+    """Say whether a target is far from 0, and what is to become like it near 0."""
+    tensors = all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in args[:2]) and len(args) > 1
+    if not tensors or is_capturing() or args[0].requires_grad == args[1].requires_grad:
+        return False
+    forecast, target = sorted(args[:2], key=lambda x: not x.requires_grad)
+    size = target.detach().abs().mean()
+    return bool(size > UNSCALED) and bool(forecast.detach().abs().mean() < size / UNSCALED)
 
 
 def _is_in_layer(frame: FrameType | None) -> bool:

@@ -24,6 +24,10 @@ MEASURES = "Loss|CrossEntropy"  # graph nodes of distances
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
 
 
+TENSORS = r"from_numpy\(|torch\.(as_)?tensor\(|TensorDataset\("  # lines that make them of other numbers
+SCALES = ("INPUTS_NOT_SCALED", "TARGETS_NOT_SCALED")  # wrong only where nothing is learned
+
+
 # What operators, loaders and modules give away: reason -> (what was seen, cure, pattern of the line it comes from).
 OF_OPERATORS = {
     "BROADCAST": (
@@ -47,6 +51,13 @@ OF_OPERATORS = {
         "Two loaders that shuffle apart from each other are gone through together, and the loss does not fall: "
         "inputs meet the targets of other samples",
         "one Dataset that gives both of a sample, and one DataLoader for it", ""),
+    "INPUTS_NOT_SCALED": (
+        "A layer reads numbers in the hundreds and more, and the loss does not fall: its outputs saturate or explode",
+        "standardise each column, (x - mean) / std of the rows to train on; pixels as x / 255", TENSORS),
+    "TARGETS_NOT_SCALED": (
+        "The targets are in the hundreds and more, forecasts begin near 0, and the loss does not fall: no step is as "
+        "large",
+        "train on (y - mean) / std or log(y), and scale the forecasts back", TENSORS),
     "ONE_CLASS": (
         "A cross entropy over one class is always 0: nothing is learned",
         "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
@@ -72,7 +83,8 @@ class Soundness:
         self._optimizers: weakref.WeakSet = weakref.WeakSet()
         self._made = self._steps = 0  # optimisers, beyond the first, of the same weights; looks at a step
         self._losses: list[float] = []  # that were read
-        self._negated = 0  # of them: the distance of a forecast from the truth, with a minus
+        self._distances = 0  # of them: of a forecast from the truth
+        self._negated = 0  # of them: such a distance with a minus
         self._alike: dict[int, tuple[int, int]] = {}  # weights of equal outputs -> (looks, those with a gradient)
         self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
         self._rate = self._highest = 0.0
@@ -146,6 +158,7 @@ class Soundness:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and len(self._losses) < MOST_ASKED:
             self._losses.append(loss.item())
             node = loss.grad_fn
+            self._distances += node is not None and bool(re.search(MEASURES, node.name()))
             if node is not None and node.name() == "NegBackward0":
                 (below, _), *_ = node.next_functions
                 self._negated += below is not None and bool(re.search(MEASURES, below.name()))
@@ -226,7 +239,12 @@ class Soundness:
 
     def find(self, wrong: Collection[str]) -> Iterator[Unsound]:
         """Yield what is wrong, the worst first. wrong: reasons of OF_OPERATORS."""
-        if len(self._losses) >= LEAST and not any(map(math.isfinite, self._losses[-LEAST:])):
+        infinite = len(self._losses) >= LEAST and not any(map(math.isfinite, self._losses[-LEAST:]))
+        # What is no distance to a target need not fall: a policy's loss follows what it has gained.
+        fails = infinite or (self.stalls and self._distances == len(self._losses))
+        allowed = {"UNPAIRED": self.stalls, **dict.fromkeys(SCALES, fails)}
+        wrong = [reason for reason in OF_OPERATORS if reason in wrong and allowed.get(reason, True)]
+        if infinite and not any(reason in SCALES for reason in wrong):
             text = "The loss is nan or infinite, and the training goes on: it learns nothing"
             cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
             cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
@@ -235,9 +253,8 @@ class Soundness:
                 cure += "logarithm or a quotient of 0, whose gradients are infinite: sqrt(x + 1e-8), "
                 cure += "log(x.clamp(min=1e-8))"
             yield Unsound("LOSS_NOT_FINITE", text, cure, "")
-        for reason in OF_OPERATORS:
-            if reason in wrong:
-                yield Unsound(reason, *OF_OPERATORS[reason])
+        for reason in wrong:
+            yield Unsound(reason, *OF_OPERATORS[reason])
         if self._made >= LEAST and self._made > 0.5 * self._steps:
             text = "A new optimiser is made for every step: it begins without its moments each time"
             cure = "make it once, before the loop; a learning rate is changed by a scheduler"
