@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import json
+import math
+import os
 import re
 import signal
 import subprocess
@@ -27,6 +29,7 @@ from cpbkit.gpu_check.compare import compare_reports, load_report, render_compar
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, inject, inject_all, render_faults
 from cpbkit.gpu_check.judge import judge_loop
+from cpbkit.gpu_check.operators import _has_denormals, _usual_seconds
 from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import Line, attribute, cure_of_data, find_kind
@@ -215,6 +218,9 @@ def test_the_source_around_a_line(tmp_path):
         ("x, y = next(iter(loader))", "iterator once"),
         ("window = frame.iloc[i : i + 60]", "windows once"),
         ("x, y = x[rows], y[rows]", "windows once"),
+        ("x = (self.feats[index] - self.mean) / self.std", "windows once"),
+        ("x = self.augment(self.images[i])", "keep the result"),
+        ("u, v = random.randrange(n), random.randrange(n)", "a whole batch at once"),
         ("rows = np.random.choice(n, 64, p=weights)", "draw for many batches"),
         ("image = make(i).resize((32, 32))", "keep the result"),
         ("pool = [i for i, y in enumerate(labels) if y == c]", "keep the result"),
@@ -232,6 +238,7 @@ def test_a_table_that_grows_is_told_from_one_that_is_made():
     assert {find_kind(text, library) for text, library in zip(grown, ("pandas", "numpy", "torch"), strict=True)} == {
         "growing a table"
     }
+    assert find_kind("table.to_csv(path)", "pandas") == "saving" and find_kind("df.rolling(5)", "pandas") == "pandas"
     assert find_kind("x = torch.cat([a, b])", "torch") == "" and find_kind("x = np.stack(rows)", "numpy") == "NumPy"
 
 
@@ -399,19 +406,22 @@ def test_gradients_that_no_optimiser_uses_are_counted():
         assert w.notes.add_up().unused == pytest.approx(0 if frozen else 288 / 321)
 
 
+@pytest.mark.parametrize("turns", [1, 5])
 @pytest.mark.parametrize("cut", ["off", "not"])
-def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(cut):
+def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(cut, turns):
     torch.manual_seed(0)
     generator, critic = (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(2))
     of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=1e-4) for model in (generator, critic))
     with watch(live=False, tell=False) as w:
-        for _ in lasting(range(400)):
+        for i in lasting(range(400)):
             fake = generator(torch.randn(256, 64))
             fake = fake.detach() if cut == "off" else fake
             loss = critic(fake).mean() - critic(torch.randn(256, 64)).mean()
             of_critic.zero_grad()
             loss.backward()  # of the critic
             of_critic.step()
+            if i % turns:
+                continue
             loss = -critic(generator(torch.randn(256, 64))).mean()  # goes through the critic, as it must
             of_generator.zero_grad()
             loss.backward()
@@ -419,7 +429,8 @@ def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(c
     assert (w.diagnosis.reason == "THROWN") == (cut == "not"), w.report()
     if cut == "not":
         assert f":{line_of('# of the ' + 'critic')}  " in w.diagnosis.text
-        assert w.notes.add_up().thrown == pytest.approx(1 / 4, abs=0.1)  # half of one of two passes backward
+        # Half of one pass backward: of two that are seen as often, or of one that is seen most.
+        assert w.notes.add_up().thrown == pytest.approx(1 / 4, abs=0.1)
 
 
 class Graph(nn.Module):
@@ -813,6 +824,32 @@ class Reader(nn.Module):
         return self.head(self.layer(x)[1][0])
 
 
+class Many(nn.Module):
+    """Models of a kind beside each other, or one cell over time."""
+
+    def __init__(self, over_time):
+        super().__init__()
+        self.over_time = over_time
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(1 if over_time else 40))
+
+    def forward(self, x):
+        if not self.over_time:
+            return sum(torch.tanh(layer(torch.tanh(layer(x)))) for layer in self.layers)
+        for _ in range(80):
+            x = torch.tanh(self.layers[0](x))
+        return x
+
+
+@pytest.mark.parametrize("over_time", [True, False])
+def test_one_cell_over_time_is_told_from_many_models(over_time):
+    model = Many(over_time)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watch(tell=False, live=False) as w:
+        for _ in lasting(range(60)):
+            step(model, optimizer, torch.ones(4, 8), torch.ones(4, 8))
+    assert (w.notes.add_up().gates >= 40) == over_time
+
+
 @pytest.mark.parametrize("kind", ["padded", "short", "packed"])
 def test_a_batch_that_is_mostly_padding_is_named(kind):
     torch.manual_seed(0)
@@ -1041,6 +1078,60 @@ def test_a_line_that_holds_on_to_tensors_is_told_from_one_that_keeps_numbers(tmp
     begin = "batches = itertools.cycle(loader)" if held == 1 else "batches = iter(loader)"
     file.write_text(f"{begin}\nfor i in range(n):\n    {text}\n    loss.backward()\n")
     assert source.find_holding(str(file), 4) == held
+
+
+NUMBER = "NUM" + "_THREADS"  # in two parts, for the text of this file is looked through
+
+
+@pytest.mark.parametrize(
+    ("first", "threads"),
+    [
+        (f"os.environ['OMP_{NUMBER}'] = '1'\nimport torch", 1),
+        (f"os.environ.setdefault('MKL_{NUMBER}', '1')\nimport torch", 1),
+        (f"import torch\nos.environ['OMP_{NUMBER}'] = '1'", None),
+    ],
+)
+def test_threads_that_a_script_sets_before_it_imports_torch_count_in_the_doctor_too(tmp_path, first, threads):
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"import os\n{first}\nprint('threads:', torch.get_num_threads())\n{SCRIPT}".replace("(120)", "(20)")
+    )
+    without = {name: value for name, value in os.environ.items() if NUMBER not in name}
+    command = [sys.executable, "-m", "cpbkit", "doctor", "--json", str(path)]
+    alone = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=without).stdout
+    watched = subprocess.run(command, capture_output=True, text=True, env=without)
+    told = re.search(r"threads: (\d+)", alone)[1]
+    assert f"threads: {told}\n" in watched.stderr and int(told) == (threads or int(told))
+
+
+@pytest.mark.parametrize(("text", "held"), [("self.points.append(z.numpy())", 3), ("self.losses.append(z.item())", 0)])
+def test_what_a_step_of_its_own_function_holds_on_to_is_found(tmp_path, text, held):
+    file = tmp_path / "train.py"
+    file.write_text(f"def update(self, x):\n    z = self.net(x)\n    {text}\n    z.sum().backward()\n")
+    assert source.find_holding(str(file), 4) == held
+
+
+def test_outside_the_loop_the_larger_part_is_named_with_a_cure_of_its_own():
+    line = dataclasses.replace(LINE, account="outside", kind="making lists of tensors, or back")
+    validating = dataclasses.replace(LINE, account="validation", line=60, kind="")
+    made = judge_loop(seen(lines=(line, validating), shares={"outside": 2.0, "validation": 0.1}))
+    judged = judge_loop(seen(lines=(line, validating), shares={"outside": 0.1, "validation": 2.0}))
+    assert ":57 " in made.text and made.fixes[0].note.startswith("do it once, before the first epoch")
+    assert ":60 " in judged.text and judged.fixes[0].note.startswith("validate more rarely")
+
+
+def test_growth_without_a_line_is_told_where_it_is_more_than_an_allocator_keeps():
+    told = [judge_loop(seen(growth=growth)).beside for growth in (1e6, 6e6)]
+    assert [any("MEMORY_GROWTH" in text for text in texts) for texts in told] == [False, True]
+
+
+def test_denormals_of_a_few_columns_are_found_and_a_quick_operator_on_them_costs_nothing():
+    x = torch.ones(256, 1024)
+    x[:, 48:] = 1e-39
+    assert _has_denormals(x) and not _has_denormals(torch.ones(256, 1024))
+    product = torch.ops.aten.mm.default, torch.ops.aten.mm, (x, torch.ones(1024, 128)), torch.ones(256, 128)
+    assert _usual_seconds(*product) == 2 * 256 * 1024 * 128 / 2e10
+    assert _usual_seconds(torch.ops.aten.sort.default, torch.ops.aten.sort, (x,), x) == math.inf
 
 
 def test_a_script_is_run_with_its_arguments_and_named_by_line(tmp_path):

@@ -13,7 +13,7 @@ from cpbkit.gpu_check import source
 from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Fix
 from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.seen import Seen
-from cpbkit.gpu_check.shares import REPLAY, Line, cure_of, cure_of_data
+from cpbkit.gpu_check.shares import REPLAY, Line, cure_between_steps, cure_of, cure_of_data
 
 TOLD = 0.10  # share below which nothing is worth a word
 TAKES_MUCH = 0.20
@@ -150,10 +150,12 @@ def _find_outside(seen: Seen) -> Iterator[Cause]:
     validation = seen.share("validation") - seen.inside
     outside = seen.share("outside") + validation
     if outside > OUTSIDE:
-        line = _top(seen, "outside") or _top(seen, "validation")
-        reason = "validation" if validation > seen.share("outside") else "between epochs"
+        account, reason = "outside", "between epochs"
+        if validation > seen.share("outside"):
+            account = reason = "validation"
+        line = _top(seen, account)
         text = f"{outside:.0%} of the time is outside the loop over batches{at(line)}."
-        cure = cure_of(line.kind) if line and line.kind else "do it more rarely, or beside the training"
+        cure = cure_between_steps(line) if line else "do it more rarely, or beside the training"
         yield Cause(outside, "GPU_IDLE_OUTSIDE_STEPS", reason, text, fix("less between steps", outside, cure))
 
 
@@ -363,10 +365,10 @@ def _find_operators(seen: Seen) -> Iterator[Cause]:
         yield Cause(gain, "SAMPLE_BY_SAMPLE", "CALLS", text, fix("the whole batch", gain, cure))
     elif seen.starting > STARTING:
         reason, where = "MANY_SMALL_OPS", "forward"
-        cure = "fewer and wider layers, larger batches, or many series as one stack"
+        cure = "fewer and wider layers, larger batches, or models of one shape as one stack: torch.bmm, torch.func.vmap"
         if seen.gates >= 40:
             reason, cure = "RNN_NOT_CUDNN", "nn.LSTM or nn.GRU over the whole sequence, in place of a cell in a loop"
-        elif seen.fused and seen.share("optimiser") > max(seen.share("forward"), seen.share("backward")):
+        elif seen.fused and seen.share("optimiser") > seen.model / 2:
             reason, where, cure = "OPTIMIZER_FOR_LOOP", "optimiser", "torch.optim.Adam(..., fused=True)"
         text = f"Starting {seen.operators:,.0f} small operators a step takes {seen.starting:.0%} of the model's time"
         fixes = fix("fewer operators", gain, cure)

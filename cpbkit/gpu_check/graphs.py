@@ -13,6 +13,7 @@ from cpbkit.gpu_check.operators import is_capturing
 LARGEST = 20_000  # nodes of a graph that is looked through
 LOOKS = 24  # at graphs of several optimisers
 LEAST = 3  # looks that must agree
+PASSES = 32  # backward, after which gradients that are still there count as used
 BRANCH = 0.5  # of an optimiser's weights: less may be a single layer with weights of its own
 
 
@@ -76,13 +77,13 @@ class ThrownAway:
         self._stepped: set[int] = set()
         self._branches: dict[int, list[weakref.ref]] = {}
         self._reached: set[int] = set()
-        self._numbers = 0
+        self._numbers = self._passes = 0
         self._at: tuple[int, int] | None = None
         self.waits = False  # for the next pass backward
 
     def note_graph(self, root, optimizers: Mapping[int, set[int]], at: tuple[int, int] | None) -> None:
         """Look at the graph of a pass backward; optimizers: identity -> identities of its weights."""
-        if len(self._looks) >= LOOKS or len(optimizers) < 2 or is_capturing():
+        if self.waits or len(self._looks) >= LOOKS or len(optimizers) < 2 or is_capturing():
             return
         owners = {weight: optimizer for optimizer, weights in optimizers.items() for weight in weights}
         self._reached, branches = find_branches(root, owners)
@@ -92,21 +93,26 @@ class ThrownAway:
             if owner and len(weights) > BRANCH * len(optimizers[owner])
         }
         self._numbers = sum(weight.numel() for weight in find_weights(root).values())
-        self._at, self._stepped, self.waits = at, set(), True
+        self._at, self._stepped, self._passes, self.waits = at, set(), 0, True
 
     def note_step(self, optimizer: int) -> None:
         self._stepped.add(optimizer)
 
     def note_backward(self) -> None:
-        """Call it before the pass backward after: by then gradients that are thrown away are zero or none."""
-        waits, self.waits = self.waits, False
-        if not waits or is_capturing() or not self._stepped & self._reached:
-            return  # gradients are still being added up
-        thrown = 0
+        """Call it before each pass backward that follows: by then gradients that are thrown away are zero or none."""
+        if not self.waits or is_capturing() or not self._stepped & self._reached:
+            self.waits = False  # gradients are still being added up
+            return
+        thrown, self._passes = 0, self._passes + 1
         for owner, refs in self._branches.items():
             weights = [weight for ref in refs if (weight := ref()) is not None]
-            if owner not in self._stepped and not any(w.grad is not None and bool(w.grad.any()) for w in weights):
+            if owner in self._stepped:
+                continue
+            if not any(w.grad is not None and bool(w.grad.any()) for w in weights):
                 thrown += sum(weight.numel() for weight in weights)
+            elif self._passes < PASSES:
+                return  # neither used nor zero: a generator may have its turn after several of its critic's
+        self.waits = False
         self._looks.append((thrown / max(self._numbers, 1), self._at))
 
     def find(self) -> tuple[float, tuple[int, int] | None]:

@@ -9,6 +9,7 @@ from cpbkit.gpu_check.numbers import NAN, Policy
 from cpbkit.gpu_check.seen import Seen
 
 LEAST_LOOKS, LEAST_STEPS = 30, 3
+SURE = 500e6  # bytes
 
 
 def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = ()) -> Diagnosis:
@@ -22,7 +23,8 @@ def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = ()) -> Dia
     worst, *others = find_causes(seen) or [Cause(0.0, "DEVICE_BOUND", "", _say_healthy(seen))]
     beside = [f"{cause.verdict}: {cause.text}" for cause in others]
     beside += [f"{code}: {words}" for code, words in environment]
-    if seen.growth and not seen.kept and worst.verdict != "MEMORY_GROWTH":
+    sure = seen.on_gpu or seen.growth * seen.steps > SURE  # a process also grows by what its allocator keeps
+    if seen.growth and not seen.kept and worst.verdict != "MEMORY_GROWTH" and sure:
         beside.append(f"MEMORY_GROWTH: memory grows by {seen.growth / 1024:,.0f} KB a step")
     fixes = (*worst.fixes, *(_advise_healthy(seen) if worst.verdict == "DEVICE_BOUND" else ()))
     return Diagnosis(worst.verdict, worst.reason, worst.text, evidence, fixes, (*beside, *seen.problems), Policy())

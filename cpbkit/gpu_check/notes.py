@@ -35,7 +35,10 @@ FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in t
 BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
 GROWN = 100e6  # bytes of the process: less is its allocators settling in
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-PADDING = r"\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|(zeros|full)\(.*(?i:max)|\.ljust\("  # lines that fill rows up
+PADDING = (  # lines that fill rows up
+    r"^(?!.*(Parameter|Embedding|mask)).*"
+    r"(\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|(zeros|full)\(.*(?i:max)|\.ljust\()"
+)
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 Place = tuple[int, int]  # an own line: (number of its code, line)
@@ -154,7 +157,7 @@ class Notes:
             repeated=repeated * seen.model,
             repeated_within=within,
             repeated_line=repeated_at and self._line(repeated_at),
-            gates=0 if counted.recurrences else counted.gates,
+            gates=counted.gates if counted.is_recurrent else 0,
             waits=len(counted.waits),
             wait_lines=tuple(map(self._line, dict.fromkeys(counted.waits))),
             modes=tuple(sorted(set().union(*(c.modes for c in self.counted)))),

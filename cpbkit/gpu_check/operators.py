@@ -1,5 +1,6 @@
 """The operators of one step of a person's loop, counted and timed as they run, each with its own line."""
 
+import math
 import sys
 import time
 from collections import Counter, defaultdict
@@ -24,6 +25,7 @@ PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, at
 WITH_BIAS = {aten.addmm, aten.addmv, aten.baddbmm}  # what is multiplied comes after it
 DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
 COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
+AGAIN = 8  # products of one weight in a pass forward
 UNSCALED = 100.0  # numbers that layers read, and targets: weights begin so that they are to be near 1
 LEAST_PAIRS = 8  # samples of a batch, from which (n, 1) and (n,) are no accident
 NLL = {aten.nll_loss_forward, aten.nll_loss2d_forward}
@@ -38,6 +40,7 @@ STARTING = 8  # times what an operator costs that computes nothing: with its lin
 SLOW = 1e-4  # s of an operator, from which it is worth to look at what it made
 SAMPLED = 64  # numbers of it
 DENORMAL = 0.05  # of them
+SLOW_FLOPS, SLOW_POINTS = 2e10, 1e9  # a second, of a core: of products, and of numbers one by one
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
@@ -92,6 +95,7 @@ class Operators(TorchDispatchMode):
         # Kind and size of the result -> [calls, fastest]: the fastest is what no other process disturbed.
         self.kinds: dict[tuple, list] = {}
         self.gates = self.recurrences = 0
+        self._products: Counter[int] = Counter()  # of each weight, by its place in memory
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
         self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
@@ -148,7 +152,7 @@ class Operators(TorchDispatchMode):
             if function.namespace == "aten":
                 self._note(function, function._overloadpacket, args, out, seconds)
         except Exception as error:  # told in the report; the person's step goes on
-            self.problem = f"an operator was not counted: {type(error).__name__}: {error}"
+            self.problem = f"an operator was not counted: {type(error).__name__}: {str(error)[:120]}"
         return out
 
     def _note(self, function, packet, args, out, seconds: float) -> None:
@@ -187,10 +191,11 @@ class Operators(TorchDispatchMode):
         if strided and packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
             self.last = max(self.last, self._thin[1] * (len(args[1]) >= WIDE * args[1].shape[1]))
         if isinstance(made, torch.Tensor):
-            self._note_made(line, packet, args, made, seconds, strided)
+            self._note_made(line, function, args, made, seconds, strided)
         self._note_modes()
 
-    def _note_made(self, line, packet, args, made: torch.Tensor, seconds: float, strided: bool) -> None:
+    def _note_made(self, line, function, args, made: torch.Tensor, seconds: float, strided: bool) -> None:
+        packet = function._overloadpacket
         if packet in SQUASHING and line and torch.is_grad_enabled():  # a loss's own runs in its pass backward
             self._squashed[made.data_ptr()] = StorageWeakRef(made.untyped_storage()), line
         kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
@@ -200,7 +205,7 @@ class Operators(TorchDispatchMode):
         if seconds > SLOW and strided and line and made.device.type == "cpu":
             self._note_result(packet, args, made, seconds)
             if any(map(_has_denormals, (made, *args))):
-                self.denormal_seconds += seconds
+                self.denormal_seconds += max(0.0, seconds - _usual_seconds(function, packet, args, made))
                 self.denormal_line = self.denormal_line or line
         if packet in DENSE:
             self.dense[len(made)] = args[1].numel(), made.numel()
@@ -209,7 +214,9 @@ class Operators(TorchDispatchMode):
         if packet in PRODUCTS and torch.is_grad_enabled():
             self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
             x = args[packet in WITH_BIAS]
-            if line and not x.requires_grad and not is_capturing() and x.detach().abs().max() > UNSCALED:
+            if packet in (aten.mm, aten.addmm):
+                self._products[args[-1].data_ptr()] += 1
+            if line and strided and not x.requires_grad and not is_capturing() and x.abs().max() > UNSCALED:
                 self.wrong["INPUTS_NOT_SCALED"] = line
 
     def _note_modes(self) -> None:
@@ -268,6 +275,11 @@ class Operators(TorchDispatchMode):
         """Operators of a step that are not torch's own writing-out of a recurrent layer."""
         return (self.count + self.beyond) * (1 - self.in_layers / max(self.forward, 1))
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a recurrence is written out: the same weights at each step in time, unlike those of many models."""
+        return not self.recurrences and max(self._products.values(), default=0) >= AGAIN
+
     def _take(self, line: tuple[int, int], packet, length: int) -> None:
         """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""
         if self.roles.read(sys._getframe(3)).phase != "data":
@@ -302,8 +314,19 @@ class Operators(TorchDispatchMode):
 def _has_denormals(x) -> bool:
     if not isinstance(x, torch.Tensor) or x.dtype != torch.float32 or x.numel() < SAMPLED:
         return False
-    some = x.detach().flatten()[:: x.numel() // SAMPLED] if x.is_contiguous() else x.detach()[..., 0].flatten()
+    some = x.detach().flatten() if x.is_contiguous() else x.detach()[..., 0].flatten()
+    # By the golden ratio, for an even stride would meet the same few columns in every row.
+    some = some[(torch.arange(SAMPLED, dtype=torch.float64) * 0.6180339887 % 1 * len(some)).long()]
     return bool(((some != 0) & (some.abs() < torch.finfo(x.dtype).tiny)).float().mean() > DENORMAL)
+
+
+def _usual_seconds(function, packet, args, made: torch.Tensor) -> float:
+    """Return what an operator takes at most on numbers that are not next to zero; infinity where nobody knows."""
+    if packet is aten.convolution:
+        return 2 * made.numel() * args[1][0].numel() / SLOW_FLOPS
+    if packet in PRODUCTS:
+        return 2 * made.numel() * args[packet in WITH_BIAS].shape[-1] / SLOW_FLOPS
+    return made.numel() / SLOW_POINTS if torch.Tag.pointwise in function.tags else math.inf
 
 
 def is_capturing() -> bool:

@@ -1,6 +1,8 @@
 """A training script of any kind, run under the watch."""
 
 import contextlib
+import os
+import re
 import runpy
 import signal
 import sys
@@ -9,9 +11,12 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.watch import UNSTEPPED, Watch, watch
 
+THREADS = re.compile(r"""environ(?:\.setdefault\(|\[)\s*["'](OMP|MKL)_NUM_THREADS["']\]?\s*[=,]\s*["']?(\d+)""")
 STOPPED = "stopped by Ctrl-C: what follows is what was seen so far"
 
 
@@ -47,9 +52,10 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
     """
     if not Path(path).is_file():
         raise CpbkitError(f"doctor runs a training script; got {path!r}, which is no file")
-    before = sys.argv[:], sys.path[:]
+    before, threads = (sys.argv[:], sys.path[:]), torch.get_num_threads()
     sys.argv[:], sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     ended = ""
+    torch.set_num_threads(_find_threads(path) or threads)
     try:
         with _interrupts() as interrupts, watch(live=live, tell=False) as watched:
             try:
@@ -66,9 +72,21 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
                     ended = f"the script failed: {type(error).__name__}: {error}"
     finally:
         sys.argv[:], sys.path[:] = before
+        torch.set_num_threads(threads)
     if not watched.steps:
         raise CpbkitError(
             f"no step of a torch.optim optimiser was seen in {path}, nor {UNSTEPPED} passes backward; the doctor "
             "watches training in this process" + (f" ({ended})" if ended else "")
         )
     return watched, ended
+
+
+def _find_threads(path: str) -> int:
+    """Return the threads that a script sets for torch before it imports it, else 0: here torch is there already."""
+    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        if re.match(r"\s*(import|from)\s+torch\b", text):
+            break
+        found = THREADS.search(text.partition("#")[0])
+        if found and not ("setdefault" in found[0] and f"{found[1]}_NUM_THREADS" in os.environ):
+            return int(found[2])
+    return 0

@@ -47,6 +47,8 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
 
 READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
 REPLAY = r"choice\(.*\bp ?=|zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
+DRAWING = re.compile(r"\brandom\.(rand|choice|uniform|gauss|sample)(?!.*(\bp ?=|size))")  # one number at a time
+MADE_OF_A_LIST = re.compile(r"torch\.(as_)?tensor\(|np\.array\(")
 CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), r"next\( *iter\(", "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"),
     ({WAITING}, r"\bq(ueue)?\.get|\.get\(",
@@ -59,7 +61,7 @@ CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), REPLAY,
      "draw the numbers of the rows first, and take those rows alone; keep what was seen in arrays that are written and "
      "read by index, not in a list that is converted each time"),
-    (set(), r"\.i?loc\b|^[^(]*\w\[",
+    (set(), r"\.i?loc\b|^[^(]*\w\[|^(?!.*\w\().*\w\[(i|j|n|k|idx|index|item)\]",
      "build windows once as one tensor, and index it with a whole batch of numbers at a time"),
 )  # fmt: skip
 
@@ -319,6 +321,8 @@ class _Training:
 
 def find_kind(text: str, library: str) -> str:
     """Name what a line does besides training; "" for what may be torch's own work."""
+    if library in ("pandas", "numpy") and re.search(KINDS[0][2], text):  # they compute, and write files too
+        return KINDS[0][0]
     for noun, libraries, pattern, _ in KINDS:
         if library in libraries or (not libraries and library in ("pandas", "numpy") and re.search(pattern, text)):
             return noun
@@ -340,6 +344,15 @@ def cure_of(kind: str) -> str:
     return "take it out of the step, do it every hundredth step, or write it with torch on the whole batch"
 
 
+def cure_between_steps(line: Line) -> str:
+    """Return the cure for a line outside the loop over batches."""
+    if line.account == "validation":
+        return "validate more rarely, or on a part; in large batches, and without gradients"
+    if line.kind in (KINDS[0][0], "plotting", "logging", "a copy of the model", WAITING, "collecting garbage"):
+        return cure_of(line.kind)
+    return "do it once, before the first epoch, and keep the result; or more rarely, or beside the training"
+
+
 def cure_of_data(line: Line | None) -> str:
     """Return the cure for a line that a loop waits for its batches at."""
     text, kind, body = "", "", ""
@@ -350,4 +363,6 @@ def cure_of_data(line: Line | None) -> str:
     for kinds, pattern, cure in CURES_OF_DATA:
         if kind in kinds or re.search(pattern, text) or ("re" in kinds and re.search(pattern, body)):
             return cure
+    if DRAWING.search(text) or (DRAWING.search(body) and MADE_OF_A_LIST.search(text)):
+        return "draw a whole batch at once, torch.randint(n, (size,)), and once more what may not be among it"
     return "do it once before training and keep the result; what must differ each time goes into num_workers=2 or more"

@@ -148,20 +148,21 @@ def find_keeping(file: str, line: int, loss: str) -> int:
 
 
 def find_holding(file: str, line: int) -> int:
-    """Return the line that adds more than numbers to a collection, in the loops around a line; else 0.
+    """Return the line that adds more than numbers to a collection, in the loops or else the function around a line.
 
-    Else that of a cache, or of an `itertools.cycle`, which keeps every batch.
+    Else that of a cache, or of an `itertools.cycle`, which keeps every batch; else 0.
     """
     whole = _parse(file, len(linecache.getlines(file)))
-    loops = [node for node in find_path(file, line) if isinstance(node, LOOPS)]
-    parts_of_loops: Iterable[Any] = (part for loop in loops for part in ast.walk(loop))
-    for node in parts_of_loops:
+    path = find_path(file, line)
+    around = [node for node in path if isinstance(node, LOOPS)] or path[:1]
+    parts: Iterable[Any] = (part for node in around for part in ast.walk(node))
+    for node in parts:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             given = node.value.args if getattr(node.value.func, "attr", "") in ADDING else []
         else:
             given = [node.value] if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) else []
-        parts = [part for each in given for part in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])]
-        if any(ast.unparse(part).strip("0123456789.") and not NUMBERS.search(ast.unparse(part)) for part in parts):
+        items = [x for each in given for x in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])]
+        if any(ast.unparse(item).strip("0123456789.") and not NUMBERS.search(ast.unparse(item)) for item in items):
             return node.lineno
     return next((node.lineno for node in whole if KEEPING.search(read_line(file, node.lineno))), 0)
 
