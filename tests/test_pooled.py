@@ -182,3 +182,7 @@ def test_runs_side_by_side_and_validation_chooses_even_the_worse(tmp_path):
     assert told.best.empty and "validated otherwise (task.loss)" in str(told)
     with pytest.raises(CpbkitError, match="two runs or more"):
         cpb.compare(good)
+
+
+def test_a_file_without_losses_counts_as_one_that_cannot_be_read():
+    assert pooled.gather(["A"], lambda name: pooled.to_bytes({})) == ({}, ["A"])

@@ -94,6 +94,8 @@ def from_bytes(content: bytes) -> dict[str, Losses]:
         step_seconds, horizon = arrays[f"{head}/about"].tolist()
         times, variance, model = (arrays[f"{head}/{name}"] for name in ("times", "variance", "model"))
         found[head] = Losses(times, step_seconds, int(horizon), variance, model, baselines)
+    if not found:  # as where the end of a file's list of arrays is cut off
+        raise ValueError("it holds no losses")
     return found
 
 

@@ -53,7 +53,7 @@ class Roles:
 
     def __init__(self):
         self.codes: list[CodeType] = []  # own ones, by their number
-        self._looked = 0  # identity of the frame of the call whose variables were looked at last
+        self.looked = 0  # identity of the frame of the call whose variables were looked at last in this step
         self._validating: list[bool] = []  # whether such a one's name says so
         self.modules: dict[int, weakref.ref] = {}  # whose calls were seen, by identity
         # By identity, for hashing a code object reads all of it; the code is kept so that the identity stays its own.
@@ -95,9 +95,9 @@ class Roles:
         evaluating = module is not None and not module.__dict__.get("training", True)
         validates = evaluating or any(self._validating[number] for number, _ in own)
         graph = False
-        if phase == "forward" and validates and not quiet and id(root) != self._looked:
+        if phase == "forward" and validates and not quiet and id(root) != self.looked:
             # Once a call: to read the variables of a frame again would free what was read of it before.
-            self._looked, graph = id(root), _holds_graph(top, root)
+            self.looked, graph = id(root), _holds_graph(top, root)
         number = id(module) if module is not None else 0
         return CallStack(phase, library, number, quiet or evaluating, tuple(own), inside, evaluating, graph)
 
@@ -239,6 +239,7 @@ class Sampler(threading.Thread):
         """Count what was seen since the step before, and return it."""
         if not self._tail:
             return []
+        self.roles.looked = 0  # a later call's frame may take the place of one that is gone
         with self._lock:
             for stack, seconds in self._tail:
                 self.seen[stack] += seconds
