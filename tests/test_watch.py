@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import json
 import math
 import os
@@ -413,7 +414,7 @@ def test_gradients_of_a_generator_that_are_made_for_its_critics_step_are_named(c
     generator, critic = (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(2))
     of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=1e-4) for model in (generator, critic))
     with watch(live=False, tell=False) as w:
-        for i in lasting(range(400)):
+        for i in lasting(range(100)):
             fake = generator(torch.randn(256, 64))
             fake = fake.detach() if cut == "off" else fake
             loss = critic(fake).mean() - critic(torch.randn(256, 64)).mean()
@@ -454,7 +455,7 @@ def test_what_is_computed_anew_from_the_same_numbers_is_named(once):
     model, x = Graph(400, once), torch.randn(400, 32)
     optimizer = torch.optim.Adam(model.parameters())
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in lasting(range(3000 if once else 120)):
+        for _ in lasting(range(300 if once else 120)):
             step(model, optimizer, x, x)
     assert (w.diagnosis.reason == "REPEATED") != once, w.report()
     if not once:
@@ -477,7 +478,7 @@ def test_a_model_that_is_called_twice_for_one_batch_is_named_with_the_second_cal
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     right = 0
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in lasting(range(600)):
+        for _ in lasting(range(100)):
             out = model(x)
             loss = nn.functional.cross_entropy(out, y)
             out = model(x) if again else out  # for the metric
@@ -510,7 +511,7 @@ def test_an_optimiser_written_by_hand_is_told_from_what_else_is_done_with_gradie
     model, x, y = Wide(), torch.randn(16, 64), torch.randint(0, 10, (16,))
     optimizer = ByHand(model)
     with watch(live=False, tell=False) as w:
-        for _ in lasting(range(120 if also else 1500)):
+        for _ in lasting(range(120 if also else 500)):
             model.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step(also)
@@ -555,7 +556,7 @@ def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     y = torch.randint(0, 10, (512,))
     with watch(model, optimizer, live=False, tell=False) as w:
-        for _ in lasting(range(600)):
+        for _ in lasting(range(100)):
             faded = x.repeat(1, 16) * small  # fades
             loss = nn.functional.cross_entropy(model(x) + faded.relu().sum(), y)
             optimizer.zero_grad()
@@ -563,7 +564,18 @@ def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
             optimizer.step()
     share, line = w.notes.add_up().denormal
     assert (line is not None) == (small < 1e-38), w.report()
-    assert line is None or (line.line == line_of("# fad" + "es") and share > 0)
+    assert line is None or line.line == line_of("# fad" + "es")
+    assert share > 0 or line is None or not is_slow_next_to_zero()
+
+
+def is_slow_next_to_zero():
+    """Whether this processor is: some are not."""
+    seconds = []
+    for size in (1.0, 1e-39):
+        x = torch.full((512, 1024), size)
+        begun = [time.perf_counter() for _ in range(6) if (x * 0.9) is not None]
+        seconds.append(min(after - before for before, after in itertools.pairwise(begun)))
+    return seconds[1] > 10 * seconds[0]
 
 
 class Molecule(nn.Module):
@@ -650,7 +662,7 @@ def test_data_that_a_policy_makes_is_not_to_be_made_before_training(asks):
     policy = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 3))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     with watch(tell=False) as w:
-        for _ in lasting(range(300)):
+        for _ in lasting(range(100)):
             state, states, action = torch.randn(64, 2), [], torch.zeros(64)
             with torch.no_grad():
                 for _ in range(80):

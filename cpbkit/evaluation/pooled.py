@@ -94,8 +94,6 @@ def from_bytes(content: bytes) -> dict[str, Losses]:
         step_seconds, horizon = arrays[f"{head}/about"].tolist()
         times, variance, model = (arrays[f"{head}/{name}"] for name in ("times", "variance", "model"))
         found[head] = Losses(times, step_seconds, int(horizon), variance, model, baselines)
-    if not found:  # as where the end of a file's list of arrays is cut off
-        raise ValueError("it holds no losses")
     return found
 
 
@@ -110,8 +108,9 @@ def gather(names: Iterable[str], read: Callable[[str], bytes | None]) -> tuple[d
         try:
             by_head = from_bytes(read(name) or b"")
         except (ValueError, KeyError, TypeError, OverflowError):
+            by_head = {}
+        if not by_head:  # nor of one whose list of arrays is cut off
             missing.append(name)
-            continue
         for head, one in by_head.items():
             if one.baselines and all(loss.any() for loss in one.baselines.values()):
                 found.setdefault(head, {})[name] = one
