@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import itertools
 import json
 import math
 import os
@@ -550,7 +549,8 @@ def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(b
 
 
 @pytest.mark.parametrize("small", [1e-39, 1e-20])
-def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
+def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small, monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.operators.SLOW_POINTS", math.inf)  # some processors are as quick on them
     torch.manual_seed(0)
     model, x = Wide(), torch.randn(512, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -564,18 +564,7 @@ def test_numbers_next_to_zero_are_named_with_the_line_that_makes_them(small):
             optimizer.step()
     share, line = w.notes.add_up().denormal
     assert (line is not None) == (small < 1e-38), w.report()
-    assert line is None or line.line == line_of("# fad" + "es")
-    assert share > 0 or line is None or not is_slow_next_to_zero()
-
-
-def is_slow_next_to_zero():
-    """Whether this processor is: some are not."""
-    seconds = []
-    for size in (1.0, 1e-39):
-        x = torch.full((512, 1024), size)
-        begun = [time.perf_counter() for _ in range(6) if (x * 0.9) is not None]
-        seconds.append(min(after - before for before, after in itertools.pairwise(begun)))
-    return seconds[1] > 10 * seconds[0]
+    assert line is None or (line.line == line_of("# fad" + "es") and share > 0)
 
 
 class Molecule(nn.Module):

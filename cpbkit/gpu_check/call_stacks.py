@@ -35,14 +35,17 @@ STANDARD = tuple(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in 
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
+OwnLine = tuple[int, int]  # a line of the person's: (number of its code in `Roles.codes`, line)
+
+
 class CallStack(NamedTuple):
-    """One state of the training thread; own lines are (number of the code, line), the innermost first."""
+    """One state of the training thread; own lines, the innermost first."""
 
     phase: str  # of PHASES, or "" outside them
     library: str  # that the innermost own line calls, or ""
     root: int  # identity of the module whose call it is in, or 0
     quiet: bool  # that module is in eval mode, or is called by a function without gradients
-    own: tuple[tuple[int, int], ...]
+    own: tuple[OwnLine, ...]
     inside: int = 0  # of the own lines, how many are within that module
     evaluating: bool = False  # it is in eval mode
     graph: bool = False  # what looks like a validation computes with gradients
@@ -105,7 +108,7 @@ class Roles:
         """Return the modules whose calls were seen and that are there still, by identity."""
         return {number: module for number, ref in self.modules.items() if (module := ref()) is not None}
 
-    def own_line(self, frame: FrameType | None) -> tuple[int, int] | None:
+    def own_line(self, frame: FrameType | None) -> OwnLine | None:
         """Return the innermost own line of a stack."""
         while frame is not None:
             role, number = self.find(frame.f_code)
@@ -170,7 +173,7 @@ class Sampler(threading.Thread):
         self.roles, self.watched, self.tick = roles, watched, tick
         self.seen: defaultdict[CallStack, float] = defaultdict(float)  # seconds, up to the last step
         self.looks = 0
-        self.others: Counter[tuple[int, int]] = Counter()  # own lines at which other threads were seen
+        self.others: Counter[OwnLine] = Counter()  # own lines at which other threads were seen
         self.paused = False
         self.problem = ""  # why it ended early
         self._tail: list[tuple[CallStack, float]] = []  # since the last step
@@ -218,7 +221,7 @@ class Sampler(threading.Thread):
                 gc.enable()
         return stack
 
-    def _running(self, thread: tuple[int, FrameType]) -> tuple[int, int] | None:
+    def _running(self, thread: tuple[int, FrameType]) -> OwnLine | None:
         """Return the own line that another thread is at, and not a library that it called, such as a queue's."""
         number, frame = thread
         role, code = self.roles.find(frame.f_code)

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 from torch.utils._pytree import tree_leaves
 
-Place = tuple[int, int]  # (number of an own code, line)
+from cpbkit.gpu_check.call_stacks import OwnLine
 
 
 class Flow:
@@ -14,14 +14,14 @@ class Flow:
     def __init__(self, weights: Collection[torch.Tensor]):
         self._weights = _places(weights)
         self._gradients = _places(weight.grad for weight in weights if weight.grad is not None)
-        self._calls: list[tuple[Place | None, set[int], set[int], bool]] = []
+        self._calls: list[tuple[OwnLine | None, set[int], set[int], bool]] = []
 
-    def note(self, line: Place | None, function, args, made) -> None:
+    def note(self, line: OwnLine | None, function, args, made) -> None:
         read = _places(tree_leaves(args))
         written = _places(tree_leaves(args[0])) if function._schema.is_mutable and args else _places(tree_leaves(made))
         self._calls.append((line, read, written, torch._C._current_graph_task_id() != -1))
 
-    def find_moving(self) -> set[Place]:
+    def find_moving(self) -> set[OwnLine]:
         """Return the lines that make something of gradients which ends in a weight: an optimiser written by hand."""
         made = set(self._gradients)
         of_gradients = []

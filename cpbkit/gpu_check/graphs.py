@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from cpbkit.gpu_check.call_stacks import OwnLine
 from cpbkit.gpu_check.operators import is_capturing
 
 LARGEST = 20_000  # nodes of a graph that is looked through
@@ -23,8 +24,8 @@ def find_weights(root) -> dict[int, nn.Parameter]:
     return {id(node.variable): node.variable for node in nodes if _is_weight(node)}
 
 
-def find_branches(root, owners: Mapping[int, int]) -> tuple[set[int], dict[int, list[nn.Parameter]]]:
-    """Return (the owners of all weights of a graph, owner -> weights of its branches).
+def find_branches(root, owners: Mapping[int, int]) -> tuple[set[int], dict[int, list[nn.Parameter]], int]:
+    """Return (the owners of all weights of a graph, owner -> weights of its branches, numbers of all weights).
 
     owners: identity of a weight -> that of its optimiser. A branch leads to one owner's weights alone, as from a
     generator's picture back to its inputs: where another's step follows, it could have been cut off.
@@ -40,7 +41,8 @@ def find_branches(root, owners: Mapping[int, int]) -> tuple[set[int], dict[int, 
         weights, (owner,) = find_weights(top), below[top]
         if len(weights) > len(branches.get(owner, [])):
             branches[owner] = list(weights.values())
-    return set().union(*below.values()), branches
+    numbers = sum(node.variable.numel() for node in nodes if _is_weight(node))  # one node for each weight
+    return set().union(*below.values()), branches, numbers
 
 
 def _follow(node) -> Iterator:
@@ -73,26 +75,25 @@ class ThrownAway:
     """Gradients of one optimiser's weights that are made for another's step, and set to zero before its own."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[float, tuple[int, int] | None]] = []  # (share of the gradients, own line)
+        self._looks: list[tuple[float, OwnLine | None]] = []  # (share of the gradients, own line)
         self._stepped: set[int] = set()
         self._branches: dict[int, list[weakref.ref]] = {}
         self._reached: set[int] = set()
         self._numbers = self._passes = 0
-        self._at: tuple[int, int] | None = None
+        self._at: OwnLine | None = None
         self.waits = False  # for the next pass backward
 
-    def note_graph(self, root, optimizers: Mapping[int, set[int]], at: tuple[int, int] | None) -> None:
+    def note_graph(self, root, optimizers: Mapping[int, set[int]], at: OwnLine | None) -> None:
         """Look at the graph of a pass backward; optimizers: identity -> identities of its weights."""
         if self.waits or len(self._looks) >= LOOKS or len(optimizers) < 2 or is_capturing():
             return
         owners = {weight: optimizer for optimizer, weights in optimizers.items() for weight in weights}
-        self._reached, branches = find_branches(root, owners)
+        self._reached, branches, self._numbers = find_branches(root, owners)
         self._branches = {
             owner: [weakref.ref(weight) for weight in weights]
             for owner, weights in branches.items()
             if owner and len(weights) > BRANCH * len(optimizers[owner])
         }
-        self._numbers = sum(weight.numel() for weight in find_weights(root).values())
         self._at, self._stepped, self._passes, self.waits = at, set(), 0, True
 
     def note_step(self, optimizer: int) -> None:
@@ -115,9 +116,9 @@ class ThrownAway:
         self.waits = False
         self._looks.append((thrown / max(self._numbers, 1), self._at))
 
-    def find(self) -> tuple[float, tuple[int, int] | None]:
+    def find(self) -> tuple[float, OwnLine | None]:
         """Return (share of all gradients that are thrown away, own line of the pass backward that makes them)."""
-        lines: defaultdict[tuple[int, int] | None, list[float]] = defaultdict(list)
+        lines: defaultdict[OwnLine | None, list[float]] = defaultdict(list)
         for share, at in self._looks:
             lines[at].append(share)
         worst = max(lines, key=lambda at: sum(lines[at]), default=None)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import Roles, Sampler
+from cpbkit.gpu_check.call_stacks import OwnLine, Roles, Sampler
 from cpbkit.gpu_check.graphs import ThrownAway
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.seen import Seen, Taken
@@ -41,8 +41,6 @@ PADDING = (  # lines that fill rows up
 )
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
-Place = tuple[int, int]  # an own line: (number of its code, line)
-
 
 @dataclass
 class Notes:
@@ -57,8 +55,8 @@ class Notes:
     last: float = math.nan
     lost: float = 0.0  # seconds of steps that were counted
     cpu: float = 0.0  # s of the training thread's own, without these
-    step: tuple[Place, ...] = ()  # own lines at an optimiser's step
-    backward: tuple[Place, ...] = ()  # and at a pass backward
+    step: tuple[OwnLine, ...] = ()  # own lines at an optimiser's step
+    backward: tuple[OwnLine, ...] = ()  # and at a pass backward
     counted: list[Operators] = field(default_factory=list)
     soundness: Soundness = field(default_factory=Soundness)
     thrown: ThrownAway = field(default_factory=ThrownAway)
@@ -70,13 +68,15 @@ class Notes:
     unregistered: bool = False  # layers that the loss reaches lie in a plain list
     second_graph: bool = False  # a pass backward builds one, as with create_graph=True
     kept: str = ""  # the line that keeps graphs, when it was last looked for
-    marks: list[tuple[int, weakref.ref, Place | None]] = field(default_factory=list)  # (pass backward, mark, line)
+    marks: list[tuple[int, weakref.ref, OwnLine | None]] = field(default_factory=list)  # (pass backward, mark, line)
     hooks: list[tuple[int, int]] = field(default_factory=list)  # (steps, the most hooks of one module) at these
     memory: list[tuple[int, float]] = field(default_factory=list)  # (steps, bytes)
     busy: list[float] = field(default_factory=list)
     behind: list[bool] = field(default_factory=list)
-    loaders: dict[DataLoader, Place | None] = field(default_factory=dict)  # with the lines that asked for their batches
-    starts: list[Place | None] = field(default_factory=list)  # lines at which workers were started
+    loaders: dict[DataLoader, OwnLine | None] = field(
+        default_factory=dict
+    )  # with the lines that asked for their batches
+    starts: list[OwnLine | None] = field(default_factory=list)  # lines at which workers were started
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -95,10 +95,10 @@ class Notes:
         whole = max((c.count for c in self.counted), default=0)  # some steps may be parts, as of several optimisers
         counted = min((c for c in self.counted if c.count >= whole / 2), key=lambda c: c.seconds, default=None)
         workers = max((loader.num_workers for loader in self.loaders), default=0)
-        if torch.get_num_threads() > count_cores():
-            self.problems.append(f"torch computes in {torch.get_num_threads()} threads on {count_cores()} cores")
+        threads, cores = torch.get_num_threads(), count_cores()
+        crowded = f"torch computes in {threads} threads on {cores} cores" if threads > cores else ""
         thrown, thrown_at = self.thrown.find()
-        problems = [*self.problems, self.sampler.problem, *(c.problem for c in self.counted)]
+        problems = [*self.problems, crowded, self.sampler.problem, *(c.problem for c in self.counted)]
         seen = Seen(
             seconds=total,
             steps=self.steps,
@@ -107,7 +107,7 @@ class Notes:
             lines=self._name_workers(found, workers),
             inside=found.inside / total,
             python=self._find_python(found, counted, total / max(self.steps - 1, 1)),
-            threads=torch.get_num_threads() / count_cores(),
+            threads=threads / cores,
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
             thrown=thrown,
@@ -172,7 +172,7 @@ class Notes:
             on_gpu="cuda" in counted.devices,
         )
 
-    def _line(self, at: Place) -> Line:
+    def _line(self, at: OwnLine) -> Line:
         file = self.roles.codes[at[0]].co_filename
         return Line(file, at[1], source.read_line(file, at[1]), "", 0.0)
 
@@ -276,7 +276,7 @@ class Notes:
         unused = sum(size for weight, size in self.reached.items() if weight not in moved)
         return unused / max(sum(self.reached.values()), 1)
 
-    def _find_repeated(self) -> tuple[float, bool, tuple[int, int] | None]:
+    def _find_repeated(self) -> tuple[float, bool, OwnLine | None]:
         """Return (share of the operators' time that makes the same numbers again, whether within one step, the line).
 
         The same as at the steps before, of what is made of no weight; or as before in the same step.
@@ -286,7 +286,7 @@ class Notes:
         same = set.intersection(*({key for key, r in c.results.items() if not r.tracked} for c in self.counted))
         found = []
         for within in (False, True):
-            lines: defaultdict[tuple[int, int], float] = defaultdict(float)
+            lines: defaultdict[OwnLine, float] = defaultdict(float)
             shares = []
             for c in self.counted:
                 again = [(r, r.seconds * (r.calls - 1) / r.calls) for r in c.results.values() if r.calls > 1]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import TORCH, Roles
+from cpbkit.gpu_check.call_stacks import TORCH, OwnLine, Roles
 from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
 from cpbkit.gpu_check.flow import Flow
 
@@ -60,14 +60,14 @@ class Result:
 
     __slots__ = ("_first", "again", "calls", "line", "seconds", "tracked")
 
-    def __init__(self, own: tuple[tuple[int, int], ...]):
+    def __init__(self, own: tuple[OwnLine, ...]):
         self._first = own
         self.line = self.again = own[0]  # that makes them; that makes them again
         self.calls = 0
         self.seconds = 0.0
         self.tracked = False  # made of weights: the next step's are others
 
-    def add(self, own: tuple[tuple[int, int], ...], seconds: float, tracked: bool) -> None:
+    def add(self, own: tuple[OwnLine, ...], seconds: float, tracked: bool) -> None:
         # Where two calls part, from the outside: of a model that is called twice, the second call.
         parted = (at for at, first in zip(own[::-1], self._first[::-1], strict=False) if at != first)
         self.again = next(parted, own[0])
@@ -86,10 +86,10 @@ class Operators(TorchDispatchMode):
     def __init__(self, roles: Roles, weights: Collection[torch.Tensor] = ()):
         super().__init__()
         self.roles, self._flow = roles, Flow(weights)
-        self.moving: set[tuple[int, int]] = set()  # own lines that make of gradients what is added to weights
-        self.lines: defaultdict[tuple[int, int] | None, Calls] = defaultdict(Calls)
-        self.taken: Counter[tuple[tuple[int, int], int]] = Counter()  # (line, length of the axis) -> rows taken
-        self.waits: list[tuple[int, int]] = []
+        self.moving: set[OwnLine] = set()  # own lines that make of gradients what is added to weights
+        self.lines: defaultdict[OwnLine | None, Calls] = defaultdict(Calls)
+        self.taken: Counter[tuple[OwnLine, int]] = Counter()  # (line, length of the axis) -> rows taken
+        self.waits: list[OwnLine] = []
         self.count = self.beyond = 0  # noted, and those after MOST
         self.seconds = self.wide_seconds = 0.0  # all; those that make float64
         # Kind and size of the result -> [calls, fastest]: the fastest is what no other process disturbed.
@@ -99,16 +99,16 @@ class Operators(TorchDispatchMode):
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
         self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
-        self.wrong: dict[str, tuple[int, int]] = {}  # soundness.OF_OPERATORS that was seen -> line
-        self.padding: tuple[float, bool, tuple[int, int]] | None = None  # (share of the ids, of each row too, line)
+        self.wrong: dict[str, OwnLine] = {}  # soundness.OF_OPERATORS that was seen -> line
+        self.padding: tuple[float, bool, OwnLine] | None = None  # (share of the ids, of each row too, line)
         self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
         self._thin = 0, 0  # (place in memory of a gradient that is 0 but for one step in time, steps)
         self.results: dict[tuple, Result] = {}  # of slow operators forward, by what they made
-        self.calls: Counter[tuple[int, int]] = Counter()  # of models, with gradients, by own line
+        self.calls: Counter[OwnLine] = Counter()  # of models, with gradients, by own line
         self.denormal_seconds = 0.0  # of operators on numbers that are nearly 0, which a CPU computes slowly
-        self.denormal_line: tuple[int, int] | None = None  # the first that makes some
+        self.denormal_line: OwnLine | None = None  # the first that makes some
         self.packed = False  # a recurrent layer is told the lengths of its rows
-        self._squashed: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}  # place in memory of a probability: line
+        self._squashed: dict[int, tuple[StorageWeakRef, OwnLine]] = {}  # place in memory of a probability: line
         self.rows = 0  # of the largest product forward: 1 where the model sees one sample at a time
         # Operators forward, and those of them within nn.LSTM or nn.GRU, which on a CPU may be thousands: that is how
         # torch writes them, and no fault of the loop.
@@ -265,7 +265,7 @@ class Operators(TorchDispatchMode):
             return "PROBABILITIES" if x.numel() >= LEAST_PAIRS and bool(((x >= 0) & (x <= 1)).all()) else ""
         return ""
 
-    def _find_squashed(self, x: torch.Tensor) -> tuple[int, int] | None:
+    def _find_squashed(self, x: torch.Tensor) -> OwnLine | None:
         """Return the line that made a probability, where it still is what lies in that place of memory."""
         storage, line = self._squashed.get(x.data_ptr(), (None, None))
         return None if storage is None or storage.expired() else line
@@ -280,7 +280,7 @@ class Operators(TorchDispatchMode):
         """Whether a recurrence is written out: the same weights at each step in time, unlike those of many models."""
         return not self.recurrences and max(self._products.values(), default=0) >= AGAIN
 
-    def _take(self, line: tuple[int, int], packet, length: int) -> None:
+    def _take(self, line: OwnLine, packet, length: int) -> None:
         """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""
         if self.roles.read(sys._getframe(3)).phase != "data":
             self.taken[line, length] += length if packet is aten.unbind else 1

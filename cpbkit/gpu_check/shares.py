@@ -9,7 +9,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack
+from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack, OwnLine
 from cpbkit.gpu_check.source import Span
 
 ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "outside")
@@ -118,12 +118,12 @@ class Attribution:
 def attribute(
     seen: Mapping[CallStack, float],
     codes: Iterable[CodeType],
-    step: tuple[tuple[int, int], ...],
-    tracked: Collection[tuple[int, int]] = (),
-    backward: tuple[tuple[int, int], ...] = (),
+    step: tuple[OwnLine, ...],
+    tracked: Collection[OwnLine] = (),
+    backward: tuple[OwnLine, ...] = (),
     others: Collection[int] = (),
     held: Collection[int] = (),
-    moving: Collection[tuple[int, int]] = (),
+    moving: Collection[OwnLine] = (),
 ) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
@@ -143,7 +143,7 @@ def attribute(
     for s, seconds in seen.items():
         here = training.find_line(s)
         in_region = training.find_region(s) in regions
-        account = training.find_account(s, in_region)
+        account = training.find_account(s, here, in_region)
         accounts[account] += seconds
         if account == "validation":
             inside += seconds * bool(here)
@@ -152,7 +152,7 @@ def attribute(
         backward_too |= s.phase == "backward" and in_region
         made += seconds * (account == "data" and not s.phase and here >= asks)
         if s.own:
-            lines[training.find_key(s, account)][s.library] += seconds
+            lines[training.find_key(s, here, account)][s.library] += seconds
     found = tuple(training.name_lines(lines))
     builds_graphs = graphs > GRAPHS * forward and not backward_too
     return Attribution(dict(accounts), found, inside, training.loop, builds_graphs, made > 0.5 * accounts["data"])
@@ -175,10 +175,10 @@ class _Training:
         self,
         seen: Iterable[CallStack],
         names: list[Code],
-        step: tuple[tuple[int, int], ...],
-        backward: tuple[tuple[int, int], ...],
-        tracked: Collection[tuple[int, int]],
-        moving: Collection[tuple[int, int]],
+        step: tuple[OwnLine, ...],
+        backward: tuple[OwnLine, ...],
+        tracked: Collection[OwnLine],
+        moving: Collection[OwnLine],
         others: Collection[int],
     ):
         self._names, self._tracked, self._moving = names, tracked, moving
@@ -270,9 +270,9 @@ class _Training:
                 asking += [line for number, line in s.own if number == self._owner and line < self._forward]
         return min(asking, default=math.inf)
 
-    def find_account(self, s: CallStack, in_region: bool) -> str:
-        """Return the account of a look; in_region: what it is a part of validates."""
-        here, account = self.find_line(s), self.find_phase(s)
+    def find_account(self, s: CallStack, here: int, in_region: bool) -> str:
+        """Return the account of a look; here: of `find_line`; in_region: what it is a part of validates."""
+        account = self.find_phase(s)
         if account in ("", "data") and in_region:
             account = "validation"
         elif account == "":
@@ -286,11 +286,10 @@ class _Training:
         assert self.loop is not None
         return here <= self.loop.head or (here < self._forward and source.counts_only(self.loop))
 
-    def find_key(self, s: CallStack, account: str) -> _Key:
+    def find_key(self, s: CallStack, here: int, account: str) -> _Key:
         number, line = s.own[0]
         file = self._names[number].file
         function = next((self._names[n].name for n, _ in s.own if self._names[n].name not in COMPREHENSIONS), "")
-        here = self.find_line(s)
         led = (self._owner, here) if here else next((at for at in s.own if at[0] in self._of_step), s.own[0])
         call = self._names[led[0]].file, led[1]
         return _Key(file, line, account, call if call != (file, line) else ("", 0), function)
@@ -322,7 +321,7 @@ class _Training:
 def find_kind(text: str, library: str) -> str:
     """Name what a line does besides training; "" for what may be torch's own work."""
     if library in ("pandas", "numpy") and re.search(KINDS[0][2], text):  # they compute, and write files too
-        return KINDS[0][0]
+        return "saving"
     for noun, libraries, pattern, _ in KINDS:
         if library in libraries or (not libraries and library in ("pandas", "numpy") and re.search(pattern, text)):
             return noun
@@ -348,7 +347,7 @@ def cure_between_steps(line: Line) -> str:
     """Return the cure for a line outside the loop over batches."""
     if line.account == "validation":
         return "validate more rarely, or on a part; in large batches, and without gradients"
-    if line.kind in (KINDS[0][0], "plotting", "logging", "a copy of the model", WAITING, "collecting garbage"):
+    if line.kind in ("saving", "plotting", "logging", "a copy of the model", WAITING, "collecting garbage"):
         return cure_of(line.kind)
     return "do it once, before the first epoch, and keep the result; or more rarely, or beside the training"
 

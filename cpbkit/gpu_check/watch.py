@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from cpbkit.errors import CpbkitError
-from cpbkit.gpu_check.call_stacks import Roles, Sampler
+from cpbkit.gpu_check.call_stacks import OwnLine, Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.graphs import find_weights
@@ -53,8 +53,8 @@ class _Mark:
 class Watch:
     """See `watch`."""
 
-    def __init__(self, loader, model: nn.Module | None, optimizer, live: bool, tell: bool, place: tuple[str, int]):
-        self._loader, self._model, self._optimizer = loader, model, optimizer
+    def __init__(self, loader, optimizer, live: bool, tell: bool, place: tuple[str, int]):
+        self._loader, self._optimizer = loader, optimizer
         self._draws, self._tells, self._place = live and _can_draw(), tell, place
         self._exits = contextlib.ExitStack()
         self._entered = False
@@ -317,7 +317,7 @@ class Watch:
         self._mark(graph, line)
         notes.thrown.note_graph(graph, notes.optimizers, line)
 
-    def _mark(self, node, at: tuple[int, int] | None) -> None:
+    def _mark(self, node, at: OwnLine | None) -> None:
         """Tie marks to the graph of a loss and to what it was made of: a forecast may be kept, and its loss not."""
         notes = self.notes
         for _ in range(FOLLOWED):
@@ -404,11 +404,11 @@ def watch(*things, live: bool = True, tell: bool = True) -> Watch:
     called twice, moved or changed; hooks of torch are put in at the start and taken out at the end.
     live: write a line on a terminal or in a notebook while it runs. tell: write the verdict at the end.
     """
-    loader = model = optimizer = None
+    loader = optimizer = None
     for thing in things:
         if isinstance(thing, nn.Module):
-            model = thing
-        elif isinstance(thing, torch.optim.Optimizer):
+            continue  # a model is found where it is called
+        if isinstance(thing, torch.optim.Optimizer):
             optimizer = thing
         elif loader is None and hasattr(thing, "__iter__"):
             loader = thing
@@ -416,7 +416,7 @@ def watch(*things, live: bool = True, tell: bool = True) -> Watch:
             raise TypeError(f"watch takes a loader, a model and an optimiser; got {type(thing).__name__}")
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno
-    return Watch(loader, model, optimizer, live, tell, place)
+    return Watch(loader, optimizer, live, tell, place)
 
 
 @contextlib.contextmanager
