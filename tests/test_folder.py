@@ -69,14 +69,18 @@ def test_a_second_sweep_is_refused_and_told_who_the_first_is(tmp_path):
         pass
 
 
-def test_half_a_line_at_the_end_of_the_ledger_is_dropped(tmp_path):
+def test_half_a_line_at_the_end_of_the_ledger_is_dropped_and_said_when_the_run_goes_on(tmp_path, caplog):
     with RunFolder(tmp_path).writing(QUICK) as run:
         run.finish(line("A"), None)
     with open(tmp_path / LEDGER, "ab") as ledger:
         ledger.write(b'{"series": "B", "sta')
     assert RunFolder(tmp_path).results() == [line("A")]
+    assert not caplog.messages  # it may be on its way
     with RunFolder(tmp_path).writing(QUICK) as run:
         run.finish(line("C"), None)
+    assert caplog.messages == [
+        f"{tmp_path / LEDGER}: its last line is cut off, as a kill leaves it; that series is trained anew"
+    ]
     assert [line.series for line in RunFolder(tmp_path).results()] == ["A", "C"]
 
 

@@ -369,7 +369,8 @@ def _find_operators(seen: Seen) -> Iterator[Cause]:
         if seen.gates >= 40:
             reason, cure = "RNN_NOT_CUDNN", "nn.LSTM or nn.GRU over the whole sequence, in place of a cell in a loop"
         elif seen.fused and seen.share("optimiser") > seen.model / 2:
-            reason, where, cure = "OPTIMIZER_FOR_LOOP", "optimiser", "torch.optim.Adam(..., fused=True)"
+            reason, where = "OPTIMIZER_FOR_LOOP", "optimiser"
+            cure = f"torch.optim.Adam(..., fused=True); and then {cure}"
         text = f"Starting {seen.operators:,.0f} small operators a step takes {seen.starting:.0%} of the model's time"
         fixes = fix("fewer operators", gain, cure)
         yield Cause(0.15, "HOST_BOUND", reason, f"{text}{at(_top(seen, where))}.", fixes)

@@ -393,7 +393,6 @@ class Watch:
             self._slot = display({"text/plain": text}, raw=True, display_id=True)
         self._live = text
 
-    # What the looks add up to.
 
 
 def watch(*things, live: bool = True, tell: bool = True) -> Watch:

@@ -296,6 +296,9 @@ class RunFolder:
         whole = b"".join(line.raw for line in lines if line.result is not None)
         if whole == before:
             return
+        half = before.rpartition(b"\n")[2]
+        if half.strip() and not whole.endswith(half + b"\n"):
+            self._say(f"{path}: its last line is cut off, as a kill leaves it; that series is trained anew")
         if damaged := [(line.number, line.damage) for line in lines if line.result is None]:
             aside = self.folder / "progress" / f"{LEDGER}.damaged"
             atomic.write_bytes(aside, before)
