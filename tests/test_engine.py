@@ -57,7 +57,7 @@ def test_no_step_waits_for_the_device():
     run, stack = started()
     next(run)  # the epoch's order is drawn, and the first step
     # The CPU's fused optimiser reads its learning rate and its step count; the one on a GPU takes them as tensors.
-    stack.optimizer.step = lambda: None
+    stack.step = lambda: None
     with Calls() as calls:
         for _ in range(STEPS - 1):
             next(run)
@@ -227,7 +227,7 @@ def test_a_row_that_overflows_in_float16_stands_still():
     experiment = vary(SMALL, precision="float16", clip_value=1.0)
     windows, stack = assemble(experiment, [walk("A", 200), walk("B", 220)], "cpu")
     Fit(stack)  # makes the sums of an epoch
-    x, last, y = windows.gather(torch.zeros(2, 8, dtype=torch.long))
+    x, last, y = windows.gather(torch.full((2, 8), 100))
 
     def move(factors):
         losses = (stack.net(x, last, None) - y).square().mean((1, 2, 3))
@@ -243,6 +243,23 @@ def test_a_row_that_overflows_in_float16_stands_still():
         assert torch.equal(moment[0], moments[name][0]) and not torch.equal(moment[1], moments[name][1]), name
     again = move([1.0, 1.0])
     assert not torch.equal(again[0], after[0]), "it goes on with the next batch"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_each_row_moves_as_torchs_own_optimiser_moves_it(name, kind):
+    search = ("learning_rate", (1e-2, 1e-4)), ("weight_decay", (0.0, 0.1))
+    _, stack = assemble(vary(SMALL, optimizer=name, search=search), [walk("A", 200)], "cpu")
+    alone = [torch.nn.Parameter(row.clone()) for row in stack.weights]
+    settings = zip(alone, stack.settings("learning_rate"), stack.settings("weight_decay"), strict=True)
+    optimizers = [kind([row], lr=rate, weight_decay=decay) for row, rate, decay in settings]
+    for _ in range(5):
+        stack.gradients.normal_()
+        for row, gradient, optimizer in zip(alone, stack.gradients, optimizers, strict=True):
+            row.grad = gradient.clone()
+            optimizer.step()
+        stack.step()
+    for row, single in zip(stack.weights, alone, strict=True):
+        torch.testing.assert_close(row, single.detach(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from cpbkit.bench.gauges import wait
 from cpbkit.bench.twins import Forced, make_twin
 from cpbkit.config.experiment import Experiment, Training
 from cpbkit.training.loop import assemble, draw_forcing
-from cpbkit.training.stack import OPTIMIZERS
 from cpbkit.windows.series import Series
 from cpbkit.windows.windows import Windows
 
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 ROUND = 200  # steps after which the batches come again
 
 

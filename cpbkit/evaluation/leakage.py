@@ -187,7 +187,7 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
             break
         stack.backward(loss.sum())
         stack.gradients.mul_((1 / (stack.gradients.norm() + 1e-6)).clamp(max=1))
-        stack.optimizer.step()
+        stack.step()
     fall = 1 - min(losses) / losses[0]
     evidence = f"the loss of {BATCH} windows falls by {fall:.1%} in {len(losses)} steps"
     return Finding(name, "OK" if fall > OVERFIT else "FAIL", evidence)

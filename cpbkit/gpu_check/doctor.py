@@ -106,7 +106,6 @@ def _training_step(experiment: Experiment, series: int, place: str) -> Step:
     step = Step(
         train,
         model=stack.net,
-        optimizer=stack.optimizer,
         name=experiment.preset,
         device=place,
         samples=experiment.training.batch * series,

@@ -394,7 +394,6 @@ class Watch:
         self._live = text
 
 
-
 def watch(*things, live: bool = True, tell: bool = True) -> Watch:
     """Watch a training loop as it stands: `with watch(model, optimizer) as w:` around it, or
     `for batch in watch(loader, model, optimizer):` in place of the loader.

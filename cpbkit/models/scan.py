@@ -110,11 +110,13 @@ class GRUScan(torch.autograd.Function):
         pasts = torch.empty_like(news)
         states = torch.cat([state[:, None], torch.empty_like(news)], 1)
         to_gates, to_new = of_state[..., :gated], of_state[..., gated:]
-        state_bias = state_bias[..., gated:].expand_as(state)
+        state_bias = state_bias[..., gated:]
+        products, product = gates.new_empty(gates[:, 0].shape), torch.empty_like(state)
         rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts, states[:, 1:])]
         for before, gate, new, past, after in zip(*rows, strict=True):
-            gate.baddbmm_(before, to_gates)
-            past.copy_(state_bias).baddbmm_(before, to_new)
+            # Into a slice they would go model by model, each with a call of its own.
+            gate.add_(torch.bmm(before, to_gates, out=products))
+            torch.add(torch.bmm(before, to_new, out=product), state_bias, out=past)
             step(before, gate, new, past, after)
         ctx.save_for_backward(x, states, gates, news, pasts, of_input, of_state)
         return states[:, 1:], states[:, -1]

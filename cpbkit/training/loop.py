@@ -331,11 +331,11 @@ def _move(stack: Stack, training: Training, losses: Tensor, i: Tensor) -> None:
         table["clipped_sum"] += norms > stack.clip_norms
     gradients.masked_fill_(~finite[:, None], 0)
     if scale == 1:
-        stack.optimizer.step()
+        stack.step()
     else:  # an overflow is part of float16: the row stands still, and its momentum does, as with a GradScaler
         own = (stack.weights, *stack.moments.values())
         before = [tensor.clone() for tensor in own]
-        stack.optimizer.step()
+        stack.step()
         for tensor, old in zip(own, before, strict=True):
             tensor.copy_(torch.where(finite if tensor.dim() == 1 else finite[:, None], tensor, old))
     table["bad_step"].copy_(torch.where((table["bad_step"] < 0) & ~(finite & losses.isfinite()), i, table["bad_step"]))

@@ -1,6 +1,7 @@
 """Models trained together: all weights are the rows of one matrix, row m is model m."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,12 @@ from torch import Tensor, nn
 from cpbkit.config.experiment import Training, derive_seed
 
 ALIGN = 64  # elements; keeps every view 16-byte aligned in half precision
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+# What torch.optim's fused optimisers call. They themselves would ask each row, which has a rate of its own, for its
+# settings at every step, and that takes longer than to move a small row.
+KERNELS: dict[str, Callable] = {
+    name: partial(kernel, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False)  # as torch.optim has them
+    for name, kernel in (("adamw", torch._fused_adamw_), ("adam", torch._fused_adam_))
+}
 
 
 class Stack:
@@ -66,21 +72,15 @@ class Stack:
             view = nn.Parameter(weights[:, offset : offset + length].unflatten(1, shape))
             setattr(self.net.get_submodule(owner), leaf, view)
             self._views.append((view, self.gradients[:, offset : offset + length].unflatten(1, shape)))
-        rows = [nn.Parameter(row) for row in weights]
         self.clip_norms = torch.tensor(self.settings("clip_norm"), device=weights.device, dtype=weights.dtype)  # (M,)
-        groups = []
-        own = zip(rows, self.gradients, self.table["learning_rate"], self.settings("weight_decay"), strict=True)
-        for row, gradient, rate, decay in own:
-            row.grad = gradient
-            groups.append({"params": [row], "lr": rate, "weight_decay": decay})
-        self.optimizer = OPTIMIZERS[self.training.optimizer](groups, fused=True, capturable=weights.is_cuda)
         self.moments = moments or {
             "step": weights.new_zeros(len(weights), dtype=torch.float32),  # of each row, on its device: it is fused
             "exp_avg": torch.zeros_like(weights),
             "exp_avg_sq": torch.zeros_like(weights),
         }
-        for m, row in enumerate(rows):
-            self.optimizer.state[row] = {name: moment[m] for name, moment in self.moments.items()}
+        tensors = weights, self.gradients, *(self.moments[name] for name in ("exp_avg", "exp_avg_sq", "step"))
+        self._rows = [[[tensor] for tensor in row] for row in zip(*tensors, strict=True)]  # as the kernel takes them
+        self._decays = self.settings("weight_decay")
 
     def backward(self, loss: Tensor) -> None:
         """Write the gradients of the sum of all models' losses into `gradients`; models do not mix."""
@@ -88,6 +88,14 @@ class Stack:
             return
         parameters, views = zip(*self._views, strict=True)
         torch._foreach_copy_(views, torch.autograd.grad(loss, parameters, materialize_grads=True))
+
+    def step(self) -> None:
+        """Move each row by its gradients, at its own learning rate."""
+        kernel = KERNELS[self.training.optimizer]
+        self.moments["step"] += 1
+        own = zip(self._rows, self.table["learning_rate"].unbind(), self._decays, strict=True)
+        for (*tensors, steps), rate, decay in own:
+            kernel(*tensors, [], steps, lr=rate, weight_decay=decay)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Let all other models leave; what stays is unchanged."""

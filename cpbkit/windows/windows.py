@@ -81,8 +81,9 @@ class Windows:
         self.loss: Callable | str | Tensor = own.find(task.loss, "a loss") if own.is_own(task.loss) else task.loss
         if task.quantiles:
             self.loss = torch.tensor(task.quantiles, dtype=dtype, device=self.device)
-        self.back = torch.arange(1 - task.context, 1, device=self.device)
-        self.ahead = torch.arange(1, task.horizon + 1, device=self.device)
+        # Every run of rows, as a view: to choose among these copies a window whole, and not row by row.
+        self.contexts = self.inputs.unfold(0, task.context, 1).mT  # (N - L + 1, L, C)
+        self.futures = self.levels.unfold(0, task.horizon, 1).mT  # (N - H + 1, H, K)
 
     def __len__(self) -> int:
         return len(self.series)
@@ -99,10 +100,10 @@ class Windows:
 
     def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gather windows at origins: (M, B) -> x (M, B, L, C), last (M, B, K), y (M, B, H, K)."""
-        anchor = self.anchors[rows]
-        x = self.inputs[rows[..., None] + self.back]
-        y = self.levels[rows[..., None] + self.ahead] - anchor[..., None, :]
-        return x, self.levels[rows] - anchor, y
+        flat, anchor = rows.flatten(), self.anchors[rows]
+        x = self.contexts.index_select(0, flat - (self.task.context - 1)).unflatten(0, rows.shape)
+        y = self.futures.index_select(0, flat + 1).unflatten(0, rows.shape)
+        return x, self.levels[rows] - anchor, y - anchor[..., None, :]
 
     def order(self, members: Sequence[int], seed: int, epoch: int, count: int) -> torch.Tensor:
         """Draw an epoch's train origins for some of the series: (M, count).
