@@ -105,7 +105,9 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
             _check_early(file, path.name, size)
             name, blob = _read(file, path.name, size)
             file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.sha256()
+            while piece := file.read(PIECE):
+                digest.update(piece)
         table = _from_bytes(blob, name, max(UNPACKED, TIMES_PACKED * size))
     # Arrow's errors are ValueErrors, those of a sheet's XML are not; nested or huge JSON, and what pandas noted in a
     # Parquet file, end in the others.
@@ -123,7 +125,7 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
         raise DataError(
             f"{path.name}: it cannot be read as what its name says: {' '.join(str(error).split())[:300]}"
         ) from None
-    return with_index(table, path.name), digest
+    return with_index(table, path.name), digest.hexdigest()
 
 
 def _check_early(file: BinaryIO, name: str, size: int) -> None:
