@@ -28,13 +28,7 @@ SPELLINGS = {
     "trades": "trades count tradecount tradescount numberoftrades numtrades n transactions trade",
     "taker_buy_volume": "takerbuyvolume takerbuybasevolume takerbuybaseassetvolume takerbuybase",
 }
-GUESSED = {  # spellings that do not say it: what the Passport notes
-    "price": "close",
-    "tickvol": "volume",
-    "tickvolume": "volume",
-    "ticks": "volume",
-    **dict.fromkeys(("bidopen", "bidhigh", "bidlow", "bidclose"), "the bid's price"),
-}
+BIDS = ("bidopen", "bidhigh", "bidlow", "bidclose")  # nothing was traded at them, which the Passport notes
 TICKS = ("tickvol", "tickvolume", "ticks")
 SYMBOLS = (
     "symbol ticker tic pair instid instrument instrumentname productid currencypair asset coin name s market".split()
@@ -208,8 +202,8 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     for name, spellings in SPELLINGS.items():
         if spelling := next((one for one in spellings.split() if one in plain), None):
             found[name] = plain[spelling]
-            if spelling in GUESSED:
-                notes.append(f"{name} is {GUESSED[spelling]} (column {plain[spelling]}).")
+            if spelling in BIDS:
+                notes.append(f"{name} is the bid's price (column {plain[spelling]}).")
     if "close" not in found and "price" in plain and "open" in found:
         found["close"] = plain["price"]
         notes.append(f"close was read from the column {plain['price']}.")
