@@ -1,6 +1,5 @@
 """The files of the public archive and the answers of the REST host: their names, and the bars inside, checked."""
 
-import datetime as dt
 import hashlib
 import io
 import json
@@ -64,11 +63,8 @@ class ArchiveFile:
     @property
     def span(self) -> tuple[int, int]:
         """First instant, and the instant after the last (ns)."""
-        if self.kind == "daily":
-            first = dt.date.fromisoformat(self.date)
-            return day_ns(first), day_ns(first) + DAY_NS
-        year, month = map(int, self.date.split("-"))
-        return day_ns(dt.date(year, month, 1)), day_ns(dt.date(year + month // 12, month % 12 + 1, 1))
+        first = np.datetime64(self.date)  # counts months or days, as the date is written
+        return day_ns(first), day_ns(first + 1)
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,9 @@ class Piece:
     values: np.ndarray
 
 
-def day_ns(day: dt.date) -> int:
-    """Return the first instant of a UTC day."""
-    return (day - dt.date(1970, 1, 1)).days * DAY_NS
+def day_ns(date: np.datetime64) -> int:
+    """Return the first instant of a UTC day or month."""
+    return int(date.astype("M8[D]").astype(np.int64)) * DAY_NS
 
 
 def parse_checksum(body: bytes, name: str) -> str:

@@ -58,7 +58,7 @@ def days(start: str, end: str, now: int) -> tuple[int, int]:
     instants = []
     for name, day in (("start", start), ("end", end)):
         try:
-            instants.append(day_ns(dt.date.fromisoformat(day)))
+            instants.append(day_ns(np.datetime64(dt.date.fromisoformat(day))))
         except (ValueError, TypeError):
             raise DataError(f"{name} must be a day like 2025-03-01; got {day!r}") from None
     today = stamp(now)[:10]
