@@ -18,11 +18,11 @@ from cpbkit.errors import DataError, SourceError
 MONTHLY_ONLY = ("3d", "1w")  # intervals without daily files
 COLUMNS = (*OHLCV, *EXTRAS)
 _FIELDS = (1, 2, 3, 4, 5, 7, 8, 9)  # where COLUMNS stand among the 12 fields of a row; field 0 is the open time
-_NAMES = [f"f{i}" for i in range(12)]
 _HEADER = (  # of the files that have one
     "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,ignore"
 ).split(",")
-_TYPES = {"f0": pa.int64(), "f6": pa.int64(), **{f"f{i}": pa.float64() for i in _FIELDS}}
+_VALUES = [_HEADER[i] for i in _FIELDS]
+_TYPES = {**dict.fromkeys(("open_time", "close_time"), pa.int64()), **dict.fromkeys(_VALUES, pa.float64())}
 _CSV = pa.csv.ConvertOptions(column_types=_TYPES, include_columns=list(_TYPES))
 ZIP_LIMIT = 16 << 20  # bytes; a month of minutes has 3 MB
 CSV_LIMIT = 64 << 20  # bytes; a month of minutes has 6 MB
@@ -183,21 +183,21 @@ def check_lengths(starts: np.ndarray, closes: np.ndarray, interval: str, name: s
 
 def parse_csv(text: bytes, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return starts (N,) and close times (N,) in ns and the values (N, 8) of a CSV of the archive; BadFile else."""
-    names = _NAMES
+    names = _HEADER
     if not text[:1].isdigit():  # futures files got a header at some time, spot files have none
         header, _, text = text.partition(b"\n")
-        titles = header.decode(errors="replace").strip().lower().split(",")
-        if sorted(titles) != sorted(_HEADER):
+        names = header.decode(errors="replace").strip().lower().split(",")
+        if sorted(names) != sorted(_HEADER):  # any order will do
             raise BadFile(f"{name} must name its columns {', '.join(_HEADER)}; got {header[:200]!r}")
-        names = [f"f{_HEADER.index(title)}" for title in titles]  # whatever their order
     if not text.strip():
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(COLUMNS)))
     options = pa.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(text) + 1)
     table = pa.csv.read_csv(pa.BufferReader(text), options, convert_options=_CSV)
-    if absent := table["f0"].null_count + table["f6"].null_count:
+    opened, closed = table["open_time"], table["close_time"]
+    if absent := opened.null_count + closed.null_count:
         raise pa.ArrowInvalid(f"{absent} rows without a time")
-    values = np.column_stack([table[f"f{i}"].to_numpy() for i in _FIELDS])
-    return _to_ns(table["f0"].to_numpy()), _to_ns(table["f6"].to_numpy()), values
+    values = np.column_stack([table[title].to_numpy() for title in _VALUES])
+    return _to_ns(opened.to_numpy()), _to_ns(closed.to_numpy()), values
 
 
 def _to_ns(times: np.ndarray) -> np.ndarray:
