@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.config import own
+from cpbkit.config.experiment import OHLC
 from cpbkit.errors import CpbkitError, DataError, check_name
 
 NAN = np.nan
@@ -499,7 +500,7 @@ def relative(b: Bars, level: Callable, less: float) -> np.ndarray:
     return b.get(level) / b["close"] - less  # not its logarithm: a lower band may lie below zero
 
 
-OHLC, HLC, C, V = ("open", "high", "low", "close"), ("high", "low", "close"), ("close",), ("volume",)
+HLC, C, V = ("high", "low", "close"), ("close",), ("volume",)
 PRICE, DIFFERENCE, SHARE = "price", "price difference", "share of price"
 RETURN, PER_BAR, PERCENT, SIGNED, CLOCK = "log return", "log return a bar", "0..100", "-1..1", "-1..1"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from cpbkit import foreign
-from cpbkit.config.experiment import COINS
+from cpbkit.config.experiment import COINS, OHLC
 from cpbkit.data.sessions import closed_bars
 from cpbkit.data.venue import HALTS, halts_of
 from cpbkit.errors import DataError, SourceError, check_name
@@ -28,7 +28,6 @@ _UNIT_WORDS = {
 INTERVAL_SECONDS: dict[str, int] = {
     name: int(name[:-1]) * _UNITS[name[-1]] for name in "1m 3m 5m 15m 30m 1h 2h 4h 6h 8h 12h 1d 3d 1w".split()
 }
-OHLC = ("open", "high", "low", "close")
 OHLCV = (*OHLC, "volume")
 QUOTES = tuple("USDT FDUSD USDC BUSD TUSD DAI USD EUR GBP JPY KRW TWD TRY BRL AUD BTC ETH BNB".split())  # longest first
 DOLLARS = QUOTES[:6]  # coins that stand for one: what is priced in them trades around the clock
