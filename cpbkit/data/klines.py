@@ -237,12 +237,11 @@ def join_bars(
     starts (N,): in order, in the unit of step and phase; values (N, 5): open high low close volume.
     """
     whole = (starts - phase) // step * step + phase
-    begins = np.flatnonzero(np.append(True, whole[1:] != whole[:-1])[: len(whole)])
-    counts = np.diff(np.append(begins, len(whole)))
+    whole, begins, counts = np.unique(whole, return_index=True, return_counts=True)
     high, low = np.maximum.reduceat(values[:, 1], begins), np.minimum.reduceat(values[:, 2], begins)
     volume = np.add.reduceat(values[:, 4], begins)
     closes = values[begins + counts - 1, 3]
-    return whole[begins], np.column_stack([values[begins, 0], high, low, closes, volume]), counts
+    return whole, np.column_stack([values[begins, 0], high, low, closes, volume]), counts
 
 
 def sift(
@@ -476,15 +475,14 @@ def _columns(frame: pd.DataFrame, series: str) -> tuple[np.ndarray, np.ndarray, 
         raise DataError(f"{series}: bars need the columns {', '.join(OHLC)}; got {got} ({', '.join(absent)} missing)")
     if not isinstance(frame.index, pd.DatetimeIndex):
         raise DataError(f"{series}: bars need an index of times; got {frame.index.dtype}")
-    index = frame.index if frame.index.tz is None else frame.index.tz_convert("UTC").tz_localize(None)
-    if index.hasnans:
-        raise DataError(f"{series}: {int(index.isna().sum())} rows have no time that can be read")
+    if frame.index.hasnans:
+        raise DataError(f"{series}: {int(frame.index.isna().sum())} rows have no time that can be read")
     columns = [*OHLC, *(name for name in ("volume", *EXTRAS) if name in frame.columns)]
     try:
         values = frame[columns].to_numpy(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{series}: prices and volumes must be numbers; {error}") from None
-    return index.as_unit("ns").to_numpy().view("i8"), values, columns
+    return frame.index.as_unit("ns").asi8, values, columns
 
 
 def find_gaps(starts: np.ndarray, low: int, high: int, step: int, market: str) -> tuple[Gap, ...]:
