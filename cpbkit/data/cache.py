@@ -229,12 +229,13 @@ class Store:
                 held = merge(forget(held, *forgotten) if forgotten else held, pieces)
                 same = {name: replace(held.records[name], compared_at=now) for name in compared if name in held.records}
                 told = {opinion.against: opinion for opinion in (*held.opinions, *opinions)}
-                held = replace(held, records={**held.records, **same}, opinions=tuple(told.values()))
                 known = {**held.absent, **(absent or {})}
                 held = replace(
                     held,
+                    records={**held.records, **same},
                     absent={name: at for name, at in known.items() if name not in held.records},
                     first_bar=held.first_bar if first_bar is None else first_bar,
+                    opinions=tuple(told.values()),
                 )
                 atomic.write_bytes(path, _to_parquet(held, series))
         except OSError as error:
@@ -284,7 +285,6 @@ class Store:
             with self._lock(entry.market, entry.series):
                 path.unlink(missing_ok=True)  # a link goes, not what it leads to
             removed.append(entry)
-        check_path_name(*filter(None, (market, series)))
         for parts in (self.folder / "parts").glob(f"{market or '*'}/{series or '*'}"):
             self.drop_parts(parts.parent.name, parts.name)
         return tuple(removed)
