@@ -82,7 +82,7 @@ class Record:
     unfinished: int = 0
     conflicts: int = 0  # of the duplicates: rows that said other prices than the one that was kept
     note: str = ""
-    asked: int = 1  # how often an answer said the same; of a month, how often its checksum was compared again
+    asked: int = 1  # how often an answer said the same
     compared_at: str = ""  # UTC; when its checksum was last compared with the archive's
     place: str = ""  # the second place it came from, where another cache had read it
 

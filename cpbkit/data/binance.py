@@ -283,7 +283,6 @@ class _Fetch:
         span = (order.first, min(order.end, order.now)) if refresh else None
         held = self.store.read(order.market, order.series)
         held = forget(held, *span) if span else held
-        damage = held.damage
         pieces: list[Piece] = []
         absent: dict[str, int] = {}  # files that are not there, and when that was asked
         same: dict[str, str] = {}  # files that are as they were, and what kept them from being compared
@@ -322,8 +321,7 @@ class _Fetch:
         opinions = self._second_opinions(order, held) if verify else []
         compared = [name for name, trouble in same.items() if not trouble]
         if pieces or absent or compared or opinions:
-            known = held.fresh
-            held = self.store.update(
+            kept = self.store.update(
                 order.market,
                 order.series,
                 pieces,
@@ -334,7 +332,7 @@ class _Fetch:
                 opinions=opinions,
                 forgotten=None if troubles else span,
             )
-            held = replace(held, damage=damage, fresh=known)
+            held = replace(kept, damage=held.damage, fresh=held.fresh)
         elif not troubles:
             self.store.drop_parts(order.market, order.series)  # of a fetch that was killed after it had merged them
         notes = [f"{name} could not be compared again: {trouble}." for name, trouble in same.items() if trouble]
