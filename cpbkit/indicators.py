@@ -145,18 +145,12 @@ def _seconds(b: Bars) -> np.ndarray:
 
 def lag(x: np.ndarray, bars: int = 1) -> np.ndarray:
     """Return x of `bars` rows ago."""
-    out = np.empty(len(x))
-    out[:bars] = NAN
-    out[bars:] = x[: max(len(x) - bars, 0)]
-    return out
+    return _after(bars, x[:-bars])[: len(x)]
 
 
 def step(x: np.ndarray) -> np.ndarray:
     """Return x less x of the row before."""
-    out = np.empty(len(x))
-    out[:1] = NAN
-    np.subtract(x[1:], x[:-1], out=out[1:])
-    return out
+    return np.diff(x, prepend=NAN)
 
 
 def _windows(join: Callable, rows: tuple[np.ndarray, ...], n: int) -> np.ndarray:
