@@ -103,12 +103,13 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             _check_early(file, path.name, size)
-            name, blob = _read(file, path.name, size)
+            limit = max(UNPACKED, TIMES_PACKED * size)
+            name, blob = _read(file, path.name, limit)
             file.seek(0)
             digest = hashlib.sha256()
             while piece := file.read(PIECE):
                 digest.update(piece)
-        table = _from_bytes(blob, name, max(UNPACKED, TIMES_PACKED * size))
+        table = _from_bytes(blob, name, limit)
     # Arrow's errors are ValueErrors, those of a sheet's XML are not; nested or huge JSON, and what pandas noted in a
     # Parquet file, end in the others.
     except (
@@ -168,9 +169,8 @@ def _check_ends(kind: str, head: bytes, tail: bytes) -> None:
         raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
 
 
-def _read(file: BinaryIO, name: str, size: int) -> tuple[str, bytes]:
-    """Return the name and content of a file, of a packed one those of what it holds."""
-    limit = max(UNPACKED, TIMES_PACKED * size)
+def _read(file: BinaryIO, name: str, limit: int) -> tuple[str, bytes]:
+    """Return the name and content of a file, of a packed one those of what it holds, at most `limit` bytes."""
     kind = name.lower().rpartition(".")[2]
     if kind in PACKED:
         return unpack(file, name, limit, _check_piece)
@@ -255,10 +255,8 @@ def from_parquet(blob: bytes, limit: int) -> pd.DataFrame:
     if size > limit:
         raise ValueError(f"it unpacks to more than {limit:,} bytes")
     for name in texts:
-        at = table.schema.get_field_index(name)
-        table = table.set_column(
-            at, told.schema_arrow.field(name), table[name].cast(told.schema_arrow.field(name).type)
-        )
+        at, field = table.schema.get_field_index(name), told.schema_arrow.field(name)
+        table = table.set_column(at, field, table[name].cast(field.type))
     return table.to_pandas()
 
 
