@@ -258,14 +258,15 @@ def sift(
     order = np.argsort(starts, kind="stable")
     order = order[closed[order]]
     last = find_last(starts[order])
-    winner = order[last][np.cumsum(np.append(False, last[:-1]))] if not last.all() else order  # of each row's bar
+    kept, earlier = order[last], order[~last]
+    winners = kept[np.searchsorted(starts[kept], starts[earlier])]  # of the same bars
     dropped = {
-        "duplicates": int((~last).sum()),
-        "conflicts": int((values[order, :5] != values[winner, :5]).any(axis=1).sum()) if not last.all() else 0,
+        "duplicates": len(earlier),
+        "conflicts": int((values[earlier, :5] != values[winners, :5]).any(axis=1).sum()),
         "unfinished": int((on_grid & ~closed).sum()),
         "off_grid": int((~on_grid).sum()),
     }
-    return starts[order[last]], values[order[last]], dropped
+    return starts[kept], values[kept], dropped
 
 
 def validate(
