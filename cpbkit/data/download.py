@@ -75,14 +75,14 @@ class _Again(Exception):
         self.wait = wait
 
 
+@dataclass(eq=False)
 class _Host:
     """What is known of a host, shared by the threads."""
 
-    def __init__(self, settings: dict):
-        self.settings = settings  # proxies and certificates
-        self.paused_until = 0.0  # monotonic s
-        self.given_up = 0  # bodies in a row
-        self.gone: Gone | None = None
+    settings: dict  # proxies and certificates
+    paused_until: float = 0.0  # monotonic s
+    given_up: int = 0  # bodies in a row
+    gone: Gone | None = None
 
 
 @dataclass(eq=False)
