@@ -46,6 +46,12 @@ def walk_table(rows):
     return pd.DataFrame({"x": np.random.default_rng(0).normal(size=rows)}, index=index)
 
 
+def test_times_of_another_zone_are_read_as_utc():
+    table = walk_table(24 * 366)  # over the end of summer time, when an hour comes twice
+    there = from_table("t", table.tz_localize("UTC").tz_convert("America/New_York"), ["x"], ["x"])
+    assert (there.times == table.index.to_numpy("M8[ns]")).all()
+
+
 def test_too_short_a_series_is_refused_with_the_count():
     with pytest.raises(DataError, match=rf"validation split needs at least {MIN_WINDOWS} windows .* got \d+"):
         split(walk("A", 90), TASK)

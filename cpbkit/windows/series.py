@@ -87,7 +87,7 @@ def to_series(data: Klines | Trace | Table, task: Task) -> Series:
 def times_of(frame: pd.DataFrame) -> np.ndarray:
     """Return the times of rows, (N,) datetime64[ns] in UTC; those of rows without any are a second apart."""
     if isinstance(frame.index, pd.DatetimeIndex):
-        return frame.index.tz_localize(None).to_numpy("datetime64[ns]")
+        return frame.index.as_unit("ns").asi8.view("M8[ns]")
     return np.datetime64(0, "ns") + np.arange(len(frame)) * np.timedelta64(1, "s")
 
 
