@@ -158,11 +158,7 @@ def fetch_klines(
     return klines
 
 
-def find_symbols(
-    patterns: Iterable[str],
-    market: str = "spot",
-    quote: str = "USDT",
-) -> list[str]:
+def find_symbols(patterns: Iterable[str], market: str = "spot", quote: str = "USDT") -> list[str]:
     """Return the symbols that trade now and are meant by names, `TOP20` (by turnover), `ALL` or `*USDT`.
 
     TOP20 and ALL are of one quote currency, without pairs of two kinds of money. Raises UnknownName for a pattern

@@ -386,17 +386,9 @@ def _join(pieces: list[_Piece], venue: str, start: str = "", end: str = "") -> K
     if venue == "binance" or (not venue and named):
         market = "um" if re.search(r"[-_](um|futures|perp|swap)", files[0].name, re.I) else "spot"
         starts, step = frame.index.asi8, INTERVAL_SECONDS[interval] * SECOND_NS
-        order = Order(
-            symbol,
-            interval,
-            market,
-            int(starts.min()),
-            int(starts.max()) + step,
-            now.as_unit("ns").value,
-            Contract(symbol, 1),
-            listing_of(symbol, market),
-        )
-        order = usable(order)
+        first, after = int(starts.min()), int(starts.max()) + step
+        order = Order(symbol, interval, market, first, after, now.value, Contract(symbol, 1))
+        order = usable(replace(order, listing=listing_of(symbol, market)))
         frame = frame[starts >= order.first]
         guess = "" if venue else " (as the name says; venue other if they are not)"
         notes += [f"Bars of Binance, {market}{guess}.", *order.notes]
