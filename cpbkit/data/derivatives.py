@@ -147,9 +147,8 @@ def _points(body: bytes, name: str, url: str) -> list[tuple[int, float]]:
 def _files(bars: Klines, name: str) -> list[tuple[ArchiveFile, Contract]]:
     """List the months or days of a column, from the day before the first bar: what was said last is still known."""
     symbol, interval = split_name(bars.passport.series)
-    contract, index = contract_of(symbol, "um"), bars.frame.index
-    first = (index[0] - pd.Timedelta(days=1)).as_unit("ns").value
-    periods = dates(np.append(first, index.asi8), "D" if name == "open_interest" else "M")
+    contract, starts = contract_of(symbol, "um"), bars.frame.index.asi8
+    periods = dates(np.append(starts[0] - DAY_NS, starts), "D" if name == "open_interest" else "M")
     folder = COLUMNS[name]
     middle = interval if folder.endswith("Klines") else folder  # of the file's name
     return [(ArchiveFile("um", contract.name, middle, period, folder), contract) for period in periods]
