@@ -494,7 +494,7 @@ def relative(b: Bars, level: Callable, less: float) -> np.ndarray:
     return b.get(level) / b["close"] - less  # not its logarithm: a lower band may lie below zero
 
 
-HLC, C, V = ("high", "low", "close"), ("close",), ("volume",)
+HL, HLC, C, V = ("high", "low"), ("high", "low", "close"), ("close",), ("volume",)
 PRICE, DIFFERENCE, SHARE = "price", "price difference", "share of price"
 RETURN, PER_BAR, PERCENT, SIGNED, CLOCK = "log return", "log return a bar", "0..100", "-1..1", "-1..1"
 
@@ -541,19 +541,14 @@ _TABLE: dict[str, tuple[Callable[..., np.ndarray], tuple[str, ...], str, str]] =
     "keltner_upper": (partial(keltner, side=1), HLC, "EMA 20 + 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE),
     "keltner_lower": (partial(keltner, side=-1), HLC, "EMA 20 - 2 ATR 10 (Keltner 1960, Raschke's form)", PRICE),
     "volatility": (volatility, C, "Close-to-close volatility: sample deviation of 20 log returns", PER_BAR),
-    "volatility_parkinson": (
-        parkinson,
-        ("high", "low"),
-        "The same from the ranges of 20 bars (Parkinson 1980)",
-        PER_BAR,
-    ),
+    "volatility_parkinson": (parkinson, HL, "The same from the ranges of 20 bars (Parkinson 1980)", PER_BAR),
     "volatility_garman_klass": (
         garman_klass,
         OHLC,
         "The same from ranges and bodies, 20 bars (Garman, Klass 1980)",
         PER_BAR,
     ),
-    "bar_range": (bar_range, ("high", "low"), "Log high less log low of the bar alone, at least 1 bp", PER_BAR),
+    "bar_range": (bar_range, HL, "Log high less log low of the bar alone, at least 1 bp", PER_BAR),
     "bar_volatility": (
         bar_volatility,
         OHLC,

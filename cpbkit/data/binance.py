@@ -588,7 +588,6 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         stand_ins = int((held.ranks[low:high] < RANK["monthly"]).sum())
         if record.kind == "monthly" and stand_ins:
             notes.append(f"{record.name} lacks {stand_ins} bars; they come from daily files or REST.")
-    between = (stamp(first), stamp(order.end))
     opinions = [o for o in held.opinions if o.start < order.end and o.end > first]
     checked = sum(opinion.compared for opinion in opinions)
     if checked:
@@ -597,7 +596,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
             f"{checked:,} bars were compared with {len(opinions)} other files ({opinions[0].against} first): "
             + (f"{wrong} differ, the first at {min(o.first for o in opinions if o.first)}." if wrong else "all agree.")
         )
-    disagreements = [d for d in held.disagreements if between[0] <= d.first < between[1]]
+    disagreements = [d for d in held.disagreements if stamp(first) <= d.first < stamp(order.end)]
     disagreements += [
         Disagreement(f"cached and {o.against}", o.first, o.differ, o.compared, 0.0) for o in opinions if o.differ
     ]
