@@ -522,6 +522,15 @@ def test_frames_are_taken_as_files_are():
         from_frames({"SOLUSDT_1h": {}})
 
 
+def test_prices_of_the_bid_are_told():
+    frame = FRAME[[*OHLC]].rename(columns=lambda name: f"Bid {name}").assign(Ticks=7)
+    notes = from_frames({"BTCUSDT": frame})["BTCUSDT_15m"].passport.notes
+    assert notes == (
+        *(f"{name} is the bid's price (column Bid {name})." for name in OHLC),
+        "volume counts price changes (column Ticks), not what was traded.",
+    )
+
+
 def test_summer_time_leaves_days_at_their_dates(tmp_path):
     days = bars(60, "1D").set_axis(pd.date_range("2024-02-15", periods=60, freq="1D", tz="America/New_York"))
     days.rename_axis("Date").to_csv(tmp_path / "SPY.csv")
