@@ -226,23 +226,23 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     read = functools.partial(_written, commas=commas)
     columns = {name: read_numbers(table[found[name]], name, where, read) for name in SPELLINGS if name in found}
     frame = pd.DataFrame(columns)
-    whole = all(map(pd.api.types.is_integer_dtype, prices))
-    if whole and {"tsevent", "rtype"} <= set(plain):
+    if {"tsevent", "rtype"} <= set(plain) and all(map(pd.api.types.is_integer_dtype, prices)):
         frame[list(OHLC)] /= 1e9
         notes.append("Prices were read as billionths, as Databento writes them.")
     _order_volumes(frame, notes)
     if "volume" in frame and frame["volume"].isna().all():  # of an index: a column of blanks
         del frame["volume"]
-    empty = frame[list(OHLC)].isna().all(axis=1)
+    unpriced = frame[list(OHLC)].isna().all(axis=1)
+    kept = ~unpriced
     if flag := next((plain[name] for name in CLOSED if name in plain), None):
         open_ = table[flag].astype(str).str.lower().isin(("0", "0.0", "false"))
         if 0 < int(open_.sum()) <= 2:
             notes.append(f"{int(open_.sum())} rows that say they are not closed ({flag}) were dropped.")
-            empty |= open_
-    if count := int(frame[list(OHLC)].isna().all(axis=1).sum()):
-        notes.append(f"{count} rows without a price were dropped.")
+            kept &= ~open_
+    if unpriced.any():
+        notes.append(f"{int(unpriced.sum())} rows without a price were dropped.")
     opened, interval = _read_starts(start, closes, where, notes)
-    frame = frame.set_axis(opened)[~empty.to_numpy()]
+    frame = frame.set_axis(opened)[kept.to_numpy()]
     return Sheet(symbol, interval, frame, tuple(notes))
 
 
