@@ -10,11 +10,9 @@ class Chip:
 
     name: str  # as it occurs in torch's device name
     capability: tuple[int, int]  # compute capability
-    multiprocessors: int  # number of SMs
     bandwidth: float  # bytes a second of device memory
     float32: float  # FLOP a second, plain cores
     float16: float  # FLOP a second: tensor cores, without sparsity, where the chip has them
-    link: float  # bytes a second from the host, one way
     source: str  # the maker's document
 
     def peak(self, precision: str) -> float:
@@ -29,17 +27,17 @@ class Chip:
 
 
 CHIPS = {
-    "T4": Chip("T4", (7, 5), 40, 320e9, 8.1e12, 65e12, 16e9, "NVIDIA T4 data sheet"),
-    "P100": Chip("P100", (6, 0), 56, 732e9, 9.3e12, 18.7e12, 16e9, "NVIDIA Tesla P100 PCIe data sheet"),
-    "V100": Chip("V100", (7, 0), 80, 900e9, 14e12, 112e12, 16e9, "NVIDIA V100 PCIe data sheet"),
-    "L4": Chip("L4", (8, 9), 58, 300e9, 30.3e12, 121e12, 32e9, "NVIDIA L4 data sheet"),
-    "A100": Chip("A100", (8, 0), 108, 1555e9, 19.5e12, 312e12, 32e9, "NVIDIA A100 40GB PCIe data sheet"),
+    "T4": Chip("T4", (7, 5), 320e9, 8.1e12, 65e12, "NVIDIA T4 data sheet"),
+    "P100": Chip("P100", (6, 0), 732e9, 9.3e12, 18.7e12, "NVIDIA Tesla P100 PCIe data sheet"),
+    "V100": Chip("V100", (7, 0), 900e9, 14e12, 112e12, "NVIDIA V100 PCIe data sheet"),
+    "L4": Chip("L4", (8, 9), 300e9, 30.3e12, 121e12, "NVIDIA L4 data sheet"),
+    "A100": Chip("A100", (8, 0), 1555e9, 19.5e12, 312e12, "NVIDIA A100 40GB PCIe data sheet"),
     # Colab's G4. Its float16 rate is an eighth of the sparse FP4 rate that the sheet states.
     "RTX PRO 6000": Chip(
-        "RTX PRO 6000", (12, 0), 188, 1597e9, 120e12, 500e12, 64e9, "NVIDIA RTX PRO 6000 Blackwell Server data sheet"
+        "RTX PRO 6000", (12, 0), 1597e9, 120e12, 500e12, "NVIDIA RTX PRO 6000 Blackwell Server data sheet"
     ),
-    "H200": Chip("H200", (9, 0), 132, 4800e9, 67e12, 989e12, 64e9, "NVIDIA H200 SXM data sheet"),
-    "H100": Chip("H100", (9, 0), 132, 3350e9, 67e12, 989e12, 64e9, "NVIDIA H100 SXM data sheet"),
+    "H200": Chip("H200", (9, 0), 4800e9, 67e12, 989e12, "NVIDIA H200 SXM data sheet"),
+    "H100": Chip("H100", (9, 0), 3350e9, 67e12, 989e12, "NVIDIA H100 SXM data sheet"),
 }
 
 

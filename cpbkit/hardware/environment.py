@@ -70,15 +70,15 @@ class Facts:
         return "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in self.variables else self.system
 
 
-def run_smoke_test(device: str) -> str:
-    """Run a kernel and its backward; return "" or the error.
+def run_smoke_test() -> str:
+    """Run a kernel and its backward on the GPU; return "" or the error.
 
     `is_available()` is no proof: it is true on a chip the wheel has no kernels for.
     """
     import torch
 
     try:
-        x = torch.ones(2, 2, device=device, requires_grad=True)
+        x = torch.ones(2, 2, device="cuda", requires_grad=True)
         (gradient,) = torch.autograd.grad((x @ x).tanh().sum(), x)
         value = float(gradient.sum())
     except RuntimeError as error:
@@ -168,7 +168,7 @@ def observe() -> Facts:
     if available:
         properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         seen["devices"] = tuple(Device(p.name, (p.major, p.minor), p.total_memory) for p in properties)
-        seen["smoke"] = run_smoke_test("cuda")
+        seen["smoke"] = run_smoke_test()
         seen["bf16_claimed"] = torch.cuda.is_bf16_supported()
         free, whole = torch.cuda.mem_get_info(0)
         seen |= {"used": whole - free, "own": torch.cuda.memory_reserved(0)}
