@@ -332,7 +332,7 @@ def _retry(run: RunFolder, state: State) -> executors.Retry:
         if job.name not in again and not (halve and len(job.series) > 1):
             again.add(job.name)
             whole = replace(job, checkpoint=run.checkpoint(job.name), tried=(*job.tried, f"{job.name} {why}"))
-            return [Note(job.name, f"{job.name} {why}; it is tried again")], [whole]
+            return [Note(f"{job.name} {why}; it is tried again")], [whole]
         return shrink(job, state.ended, why)
 
     return retry

@@ -84,7 +84,6 @@ class Progress:
 class Result:
     """A series that is through: its line of the ledger and its model, if it has one."""
 
-    job: str
     line: ResultLine
     model: bytes | None
     losses: bytes | None = None  # of each test window, which verdicts over all series are taken from
@@ -111,7 +110,6 @@ class Shrunk:
 class Note:
     """What a person should know of a job."""
 
-    job: str
     text: str
 
 
@@ -150,7 +148,7 @@ def shrink(job: Job, through: Collection[str], why: str) -> tuple[list[Message],
     tried = (*job.tried, f"{job.name} {why}")
     if len(job.series) == 1 or job.experiment.training.pooled:  # half of the series would be another model
         lines = [ResultLine(name, "failed", f"alone it {why}", tried=list(tried)) for name in left]
-        return [Result(job.name, line, None) for line in lines], []
+        return [Result(line, None) for line in lines], []
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
     text = f"{tried[-1]}; it goes on as {len(halves)} smaller stacks"
     jobs = []
@@ -184,7 +182,7 @@ def _work(job: Job) -> Iterator[Message]:
         persistence = _by_name(windows.names, persistence_losses(windows, everyone))
         mean = _by_name(windows.names, mean_losses(windows, everyone))
     if job.checkpoint and not resumed:
-        yield Note(job.name, f"{job.name} begins anew, not from its checkpoint: {why}")
+        yield Note(f"{job.name} begins anew, not from its checkpoint: {why}")
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
     training_steps = fit(state, windows, training, training.steps)
     while True:
@@ -262,7 +260,7 @@ def _result(
     series: Series,
     folds: list[Finished],
     line: ResultLine,
-    parent: TrainedModel | None = None,
+    parent: TrainedModel | None,
 ) -> Result:
     """Judge the finished models of a series, one for each fold, on their test splits, which are read nowhere else.
 
@@ -292,7 +290,7 @@ def _result(
         folds=dates if len(folds) > 1 else [],
     )
     if line.status != "done":
-        return Result(job.name, line, None)
+        return Result(line, None)
     parts = []  # of each fold, by head
     for m, finished in zip(places, folds, strict=True):
         net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
@@ -300,7 +298,7 @@ def _result(
         known, predicted = median(known, experiment.task), median(told, experiment.task)
         if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
             reason = "a forecast of the validation or test split is not finite"
-            return Result(job.name, dataclasses.replace(line, status="sick", reason=reason), None)
+            return Result(dataclasses.replace(line, status="sick", reason=reason), None)
         piece, its = windows.series[m], windows.splits[m]
         train_end, place, is_itself = its.bounds["train"][1], experiment.task.zero_shot, bool(experiment.pretrained)
         parts.append(evidence(piece, its.test, predicted, train_end, place, is_itself))
@@ -342,7 +340,7 @@ def _result(
         "dates": line.dates,
         "data_sha256": line.data_sha256,
     }
-    return Result(job.name, line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
+    return Result(line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
 
 
 def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> Iterator[np.ndarray]:
