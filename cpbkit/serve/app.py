@@ -10,7 +10,6 @@ import importlib.resources
 import json
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.cookies import CookieError, SimpleCookie
 
@@ -40,8 +39,8 @@ SAFE = {
 class Live:
     """The documents of all series, each made when it is asked for and kept until the next bar has closed."""
 
-    def __init__(self, site: Site, clock: Callable[[], float] = time.time):
-        self._site, self._clock = site, clock
+    def __init__(self, site: Site):
+        self._site = site
         self._kept: dict[str, tuple[float, bytes]] = {}  # series -> (until when, the document)
         self._locks = {name: asyncio.Lock() for name in site.models}
         self._thread = ThreadPoolExecutor(1)  # torch computes in it, and one fetch at a time is enough
@@ -49,11 +48,11 @@ class Live:
     async def document(self, name: str) -> bytes:
         """Return the document of a series as JSON; a hundred who ask at once cost one forecast."""
         until, content = self._kept.get(name, (0.0, b""))
-        if self._clock() < until:
+        if time.time() < until:
             return content
         async with self._locks[name]:
             until, content = self._kept.get(name, (0.0, b""))
-            if self._clock() >= until:
+            if time.time() >= until:
                 making = asyncio.get_running_loop().run_in_executor(self._thread, self._make, name)
                 self._kept[name] = await asyncio.shield(making)  # who asked may be gone, the next one is not
             return self._kept[name][1]
@@ -63,7 +62,7 @@ class Live:
         if document["forecast"]:
             last = dt.datetime.fromisoformat(document["forecast"]["last_bar"]).replace(tzinfo=dt.timezone.utc)
             due = last.timestamp() + 2e-3 * document["step_ms"] + GRACE
-        return max(due, self._clock() + AGAIN), to_json(document).encode()
+        return max(due, time.time() + AGAIN), to_json(document).encode()
 
 
 class Guard:
@@ -123,7 +122,7 @@ def refusal(status: int, error: str) -> Response:
     return Response(json.dumps({"error": error}), status, media_type="application/json")
 
 
-def make_app(site: Site, token: str = "", clock: Callable[[], float] = time.time) -> ASGIApp:
+def make_app(site: Site, token: str = "") -> ASGIApp:
     """Return the application: the page, `/api/forecast?series=NAME` and the schema of its answers.
 
     token: what each request must bring; empty: none, and only this machine's own names are served.
@@ -131,7 +130,7 @@ def make_app(site: Site, token: str = "", clock: Callable[[], float] = time.time
     schema = (importlib.resources.files("cpbkit.serve") / "forecast.schema.json").read_bytes()
     files = {f"/{name}": content for name, content in site.files().items()}
     files |= {"/": site.index(live=True), "/api/schema.json": schema}
-    live = Live(site, clock)
+    live = Live(site)
 
     async def give(request: Request) -> Response:
         name = request.url.path
