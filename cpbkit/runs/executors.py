@@ -211,19 +211,19 @@ def connect(address: str = "") -> dict[str, float]:
     return ray.cluster_resources()
 
 
-def call_on_ray(function: Callable, *args, gpus: float = 0.0):
+def call_on_ray(function: Callable, *args, gpus: float):
     """Return function(*args), computed on a node of the cluster that `connect` joined."""
     import ray
 
     return ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(function).remote(*args))
 
 
-def on_ray(jobs: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None = None) -> Iterator:
+def on_ray(jobs: Sequence, work: Work, gpus: float, retry: Retry) -> Iterator:
     """Run the jobs on the Ray cluster that `connect` joined, one CPU each and `gpus` of a GPU, which may be a part.
 
     Messages stream back as they come. A job whose node is lost starts again elsewhere from its last checkpoint.
     retry: for a job whose process is killed on a node that lives, or that is lost more than RETRIES times.
-    Errors: WorkerLost where there is no retry; an error inside a job with its own traceback.
+    Errors: WorkerLost with the job's own traceback.
     """
     import ray
 
@@ -237,7 +237,7 @@ def on_ray(jobs: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None = 
 
     running: dict = {}
     places: dict = {}  # nodes, by the stream of what runs there
-    lost: dict[str, int] = {}  # how often, by job
+    lost: Counter[str] = Counter()  # how often, by job
     for job in jobs:
         start(job)
     try:
@@ -261,17 +261,15 @@ def on_ray(jobs: Sequence, work: Work, gpus: float = 0.0, retry: Retry | None = 
                 raise WorkerLost(f"the job {job.name} failed:\n{error}") from error
             except ray.exceptions.RayError as error:
                 del running[stream]
-                lost[job.name] = lost.get(job.name, 0) + 1
+                lost[job.name] += 1
                 alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
                 short = isinstance(error, ray.exceptions.OutOfMemoryError | ray.exceptions.WorkerCrashedError)
                 killed = short and places.get(stream) in alive  # else it has gone with its node, and is not at fault
-                if retry and (killed or lost[job.name] > RETRIES):
+                if killed or lost[job.name] > RETRIES:
                     messages, again = retry(job, f"lost its worker: {str(error).splitlines()[0]}", short)
                     yield from messages
                     for one in again:
                         start(one)
-                elif lost[job.name] > RETRIES:
-                    raise WorkerLost(f"the job {job.name} was lost {lost[job.name]} times: {error}") from error
                 else:
                     start(job)
                 continue

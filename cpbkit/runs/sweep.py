@@ -216,7 +216,7 @@ class Place:
         """Return what a function gives where the jobs will run."""
         return function(*args) if self.gpus is None else executors.call_on_ray(function, *args, gpus=self.gpus)
 
-    def run(self, jobs: list[Job], plan: Plan, retry: executors.Retry | None = None) -> Iterator[Message]:
+    def run(self, jobs: list[Job], plan: Plan, retry: executors.Retry) -> Iterator[Message]:
         """Run the jobs and stream their messages; `retry` is asked about those whose worker is lost."""
         if self.gpus is not None:
             return executors.on_ray(jobs, work, self.gpus, retry)
