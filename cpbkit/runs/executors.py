@@ -36,9 +36,6 @@ class Ray:
 class WorkerLost(CpbkitError):
     """A worker ended without finishing its job."""
 
-    was_killed = False  # by a signal, such as the kernel's when memory is short
-    was_asked = False  # to end, by a SIGTERM of its own
-
 
 def local(jobs: Sequence, work: Work) -> Iterator:
     """Run the jobs here, one after another; the process has its threads and random state back afterwards."""
@@ -101,22 +98,29 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
                     with contextlib.suppress(BrokenPipeError):
                         pipe.send(left)
             for pipe in (pipe for pipe in wait(list(running), TICK) if isinstance(pipe, Connection)):
+                code: int | None = None  # with which the process has ended
                 try:
                     message, error = pipe.recv()
                 except (EOFError, ConnectionResetError):
-                    message, error = None, _explain_end(workers[pipe][0])
+                    message, error = None, ""
+                    process, _ = workers.pop(pipe)
+                    process.join()
+                    code = process.exitcode
                 if message is not None:
                     yield message
                     continue
                 job = running.pop(pipe)
-                if isinstance(error, WorkerLost):
-                    workers.pop(pipe)[0].join()
+                if code is not None:
                     if told:
                         continue
-                    if retry is None or not (error.was_killed or error.was_asked):
-                        why = f"the process of job {job.name} {error}. The same command goes on where it stopped"
-                        raise WorkerLost(why) from None
-                    messages, again = retry(job, str(error), error.was_killed)
+                    was_killed = code < 0  # by a signal, such as the kernel's when memory is short
+                    end = f"ended with exit code {code}"
+                    if code == -9:
+                        end += ", often the system taking back memory"
+                    if retry is None or not (was_killed or code == TERMINATED):  # or asked by a SIGTERM of its own
+                        why = f"the process of job {job.name} {end}. The same command goes on where it stopped"
+                        raise WorkerLost(why)
+                    messages, again = retry(job, end, was_killed)
                     yield from messages
                     waiting.extendleft(reversed(again))
                 elif isinstance(error, CpbkitError):
@@ -141,15 +145,6 @@ def _hire(work: Work) -> tuple[Connection, BaseProcess]:
     process.start()
     theirs.close()
     return ours, process
-
-
-def _explain_end(process: BaseProcess) -> WorkerLost:
-    process.join()
-    why = ", often the system taking back memory" if process.exitcode == -9 else ""
-    lost = WorkerLost(f"ended with exit code {process.exitcode}{why}")
-    code = process.exitcode or 0
-    lost.was_killed, lost.was_asked = code < 0, code == TERMINATED
-    return lost
 
 
 @contextlib.contextmanager
