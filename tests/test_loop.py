@@ -141,9 +141,9 @@ def test_an_untrained_model_is_persistence():
     untrained = forecast(state.stack.net, windows, "test", [0, 1])
     assert all((f == 0).all() for f in untrained)
     first = evaluate(state.stack.net, windows, "validation", [0, 1]).tolist()
-    losses = persistence_losses(windows, [0, 1])
-    assert first == pytest.approx(losses["validation"])
-    assert losses["train"] == pytest.approx([1.0, 1.0])
+    losses = persistence_losses(windows)
+    assert first == pytest.approx([losses[name]["validation"] for name in windows.names])
+    assert [losses[name]["train"] for name in windows.names] == pytest.approx([1.0, 1.0])
 
 
 def test_evaluation_never_sees_the_targets():

@@ -104,7 +104,7 @@ def test_the_loss_of_the_mean_is_that_of_the_train_mean():
     series = [walk("A", 400, horizon_targets=4), walk("B", 300, seed=1, horizon_targets=4)]
     task = vary(QUICK, targets=("open", "high", "low", "close"), target_weights=(1.0, 1.0, 1.0, 3.0)).task
     windows = Windows(series, task, "cpu", torch.float64)
-    losses = mean_losses(windows, [0, 1])
+    losses = mean_losses(windows)
     for m, one in enumerate(series):
         splits = split(one, task)
         truths = {
@@ -112,7 +112,7 @@ def test_the_loss_of_the_mean_is_that_of_the_train_mean():
         }
         for part, truth in truths.items():
             errors = ((truth - truths["train"].mean(axis=0)) ** 2).mean(axis=(0, 1))
-            assert losses[part][m] == pytest.approx(errors @ np.array([1, 1, 1, 3]) / 6)
+            assert losses[one.name][part] == pytest.approx(errors @ np.array([1, 1, 1, 3]) / 6)
 
 
 def test_made_up_bars_are_trained_without_a_sick_row(tmp_path):

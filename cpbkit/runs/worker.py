@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -178,9 +178,7 @@ def _work(job: Job) -> Iterator[Message]:
             why = str(error)
             windows, stack = _assemble(job, parents)
         state = resumed or Fit(stack)
-        everyone = list(range(len(windows.names)))
-        persistence = _by_name(windows.names, persistence_losses(windows, everyone))
-        mean = _by_name(windows.names, mean_losses(windows, everyone))
+        persistence, mean = persistence_losses(windows), mean_losses(windows)
     if job.checkpoint and not resumed:
         yield Note(f"{job.name} begins anew, not from its checkpoint: {why}")
     pause, samples, stage = CHECKPOINT_SECONDS, 0, "first step"
@@ -235,10 +233,6 @@ def _assemble(job: Job, parents: Mapping[str, TrainedModel]) -> tuple[Windows, S
         # One model for all series is kept with each of them.
         stack.begin_from({POOLED: next(iter(weights.values()))} if job.experiment.training.pooled else weights)
     return windows, stack
-
-
-def _by_name(names: Sequence[str], losses: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    return {name: {part: values[m] for part, values in losses.items()} for m, name in enumerate(names)}
 
 
 def _progress(job: Job, state: Fit, persistence: dict[str, dict[str, float]], samples: int, clock: Clock) -> Progress:

@@ -476,25 +476,27 @@ def median(forecast: np.ndarray, task: Task) -> np.ndarray:
     return forecast[..., task.quantiles.index(0.5)] if task.quantiles else forecast
 
 
-def persistence_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
-    """Return the scaled loss of forecasting no change, on train and validation, one number per model."""
-    shape = len(members), 1, windows.task.horizon, len(windows.task.targets)
-    return _constant_losses(windows, members, windows.levels.new_zeros(shape))
+def persistence_losses(windows: Windows) -> dict[str, dict[str, float]]:
+    """Return the scaled loss of forecasting no change, by series, on train and validation."""
+    shape = len(windows.names), 1, windows.task.horizon, len(windows.task.targets)
+    return _constant_losses(windows, windows.levels.new_zeros(shape))
 
 
 @torch.no_grad()
-def mean_losses(windows: Windows, members: list[int]) -> dict[str, list[float]]:
+def mean_losses(windows: Windows) -> dict[str, dict[str, float]]:
     """Return the scaled loss of always forecasting the mean of the train targets, as `persistence_losses` does."""
-    total = windows.levels.new_zeros(len(members), 1, windows.task.horizon, len(windows.task.targets))
-    for rows, weight in _batches(windows, "train", members):
+    everyone = list(range(len(windows.names)))
+    total = windows.levels.new_zeros(len(everyone), 1, windows.task.horizon, len(windows.task.targets))
+    for rows, weight in _batches(windows, "train", everyone):
         total += (windows.gather(rows)[2] * weight[..., None, None]).sum(1, keepdim=True)
-    counts = torch.tensor([len(windows.origins["train"][m]) for m in members], device=windows.device)
-    return _constant_losses(windows, members, total / counts[:, None, None, None])
+    counts = torch.tensor([len(windows.origins["train"][m]) for m in everyone], device=windows.device)
+    return _constant_losses(windows, total / counts[:, None, None, None])
 
 
-def _constant_losses(windows: Windows, members: list[int], value: Tensor) -> dict[str, list[float]]:
-    net = _Constant(value)
-    return {part: evaluate(net, windows, part, members).tolist() for part in ("train", "validation")}
+def _constant_losses(windows: Windows, value: Tensor) -> dict[str, dict[str, float]]:
+    net, everyone = _Constant(value), list(range(len(windows.names)))
+    losses = {part: evaluate(net, windows, part, everyone).tolist() for part in ("train", "validation")}
+    return {name: {part: values[m] for part, values in losses.items()} for m, name in enumerate(windows.names)}
 
 
 class _Constant(nn.Module):
