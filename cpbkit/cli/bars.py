@@ -18,6 +18,7 @@ from cpbkit.cli.command import (
     settle_as_told,
     show,
     status_line,
+    together,
     which_bars,
     which_rows,
     which_source,
@@ -29,7 +30,7 @@ ALLOWED = {  # what counts in the exit code, and how it is accepted
     "unexplained": ("missing bars may stay unexplained", "--allow-gaps"),
     "doubts": ("bars may be in doubt (sources or rows that disagree, prices a factor of ten off)", "--allow-doubts"),
 }
-allowances = (
+allowances = together(
     click.option("--allow-gaps", type=click.IntRange(0), default=0, help="Accept so many unexplained missing bars."),
     click.option(
         "--allow-doubts",
@@ -52,8 +53,7 @@ allowances = (
 @which_bars
 @click.option("--refresh", is_flag=True, help="Fetch anew what the cache has of these dates.")
 @click.option("--verify", is_flag=True, help="Compare a month in each quarter with a second source.")
-@allowances[0]
-@allowances[1]
+@allowances
 @as_json
 def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
     """Download, check and cache bars; show how complete they are. Without any word: bring the cache up to date.
@@ -138,8 +138,7 @@ def _check_allowed(passports, allowed: dict[str, int]) -> None:
 @click.option("--market", type=click.Choice(["spot", "um"]), default="spot", show_default=True, help="Of cached bars.")
 @click.option("--venue", type=click.Choice(["binance", "other"]), help="Of own bars.  [default: what their names say]")
 @click.option("--figure", type=click.Path(dir_okay=False), help="Draw them into this file too, .png or .svg.")
-@allowances[0]
-@allowances[1]
+@allowances
 @as_json
 def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, as_json):
     """Show how complete and how sound bars are: own files, or what the cache has. Nothing is fetched or trained.

@@ -199,7 +199,9 @@ def _environment(name: str):
     return keep
 
 
-def _options(*options):
+def together(*options):
+    """Return several options as one decorator, in the order in which --help lists them."""
+
     def add(function):
         for option in reversed(options):
             function = option(function)
@@ -213,7 +215,7 @@ trust_code = click.option(
     "--trust-code", is_flag=True, help="Let the RUN use the own code or foundation model it names."
 )
 run_folder = click.argument("folder", metavar="RUN", type=click.Path(file_okay=False))
-which_bars = _options(
+which_bars = together(
     click.option(
         "--symbols", callback=names, help="Such as BTC,ETH, or top20, all, '*USDT' of what trades.  [default: 20 coins]"
     ),
@@ -243,7 +245,7 @@ which_bars = _options(
         help="Take files that have no checksum.  [env: CPBKIT_ALLOW_UNSIGNED]",
     ),
 )
-which_source = _options(
+which_source = together(
     click.option(
         "--source",
         type=click.Choice(["binance", "yahoo", "files", "synthetic"]),
@@ -260,7 +262,7 @@ which_source = _options(
         help="Of your own bars: its halts and listings count.  [default: what the files' names say]",
     ),
 )
-which_rows = _options(
+which_rows = together(
     click.option("--time", metavar="COLUMN", help="Where the times are.  [default: the first that holds times]"),
     click.option(
         "--drop-missing", is_flag=True, help="Leave out rows with a missing value; no window crosses their place."
@@ -270,8 +272,8 @@ which_rows = _options(
 any_setting = click.option(
     "--set", "settings", multiple=True, callback=_setting, metavar="NAME=VALUE", help="Any setting of the preset."
 )
-change_settings = _options(click.option("--epochs", type=click.IntRange(1), help="At most so many."), any_setting)
-which_settings = _options(
+change_settings = together(click.option("--epochs", type=click.IntRange(1), help="At most so many."), any_setting)
+which_settings = together(
     click.option(
         "--preset",
         default="quick",
