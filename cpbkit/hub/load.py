@@ -1,5 +1,6 @@
 """Models of a repository on the Hub: each is downloaded when it is asked for, checked, and never executed."""
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -37,7 +38,6 @@ class Repository:
         self._sha256 = index["models"]
         if wrong := [name for name in self._sha256 if not re.fullmatch(r"\w{1,60}", name)]:
             raise HubError(f"{repo} names a series {wrong[0][:60]!r}, which is no name of one")
-        self._meanings: dict[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"Repository({self.repo!r}, {self.revision[:8]}): {len(self._sha256)} models"
@@ -52,19 +52,18 @@ class Repository:
         content = self._get(f"models/{series}.safetensors", MAX_MODEL)
         if hashlib.sha256(content).hexdigest() != self._sha256[series]:
             raise HubError(f"the model of {series} in {self.repo} is not the one that was published")
-        model = TrainedModel.read(content, self._meaning(series), self._trust_code)
+        model = TrainedModel.read(content, self._meanings.get(series, ""), self._trust_code)
         if model.series != series:
             raise HubError(f"{self.repo} calls a model of {model.series} one of {series}")
         return model
 
-    def _meaning(self, series: str) -> str:
-        if self._meanings is None:
-            text = self._get("results.jsonl", MAX_LEDGER).decode(errors="replace")
-            try:
-                self._meanings = meanings(map(ResultLine.from_json, text.splitlines()))
-            except CpbkitError as error:
-                raise HubError(f"results.jsonl of {self.repo} cannot be read: {error}") from None
-        return self._meanings.get(series, "")
+    @functools.cached_property
+    def _meanings(self) -> dict[str, str]:
+        text = self._get("results.jsonl", MAX_LEDGER).decode(errors="replace")
+        try:
+            return meanings(map(ResultLine.from_json, text.splitlines()))
+        except CpbkitError as error:
+            raise HubError(f"results.jsonl of {self.repo} cannot be read: {error}") from None
 
     def _get(self, name: str, limit: int) -> bytes:
         return read(self._api, self.repo, name, self.revision, limit)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, SpaceCardData
 from huggingface_hub.utils import yaml_dump
@@ -217,12 +218,10 @@ def publish(
     repo: str,
     content: str | Path,
     public: bool = False,
-    kind: str = "model",
+    kind: Literal["model", "space"] = "model",
     collection: str = "",
 ) -> Published:
     """Upload what `write_repository` or `write_space` wrote, as one commit: nothing is ever seen half published.
-
-    kind: "model" or "space".
 
     The repository is made private unless `public`. A refit may follow the run before it. collection: the title of one,
     which is made where it is not there, for the repositories of several presets.
@@ -249,8 +248,5 @@ def publish(
     if collection:
         what, owner = f"adding {repo} to the collection {collection!r}", repo.partition("/")[0]
         made = ask(what, lambda: api.create_collection(collection, namespace=owner, private=not public, exists_ok=True))
-        ask(
-            what,
-            lambda: api.add_collection_item(made.slug, repo, "space" if kind == "space" else "model", exists_ok=True),
-        )
+        ask(what, lambda: api.add_collection_item(made.slug, repo, kind, exists_ok=True))
     return Published(repo, f"{api.endpoint}/{'spaces/' * (kind == 'space')}{repo}", info.oid)
