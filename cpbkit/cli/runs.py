@@ -193,7 +193,7 @@ def _sweep(
     folder: str,
     as_json: bool,
     minutes: float | None = None,
-    since: float | None = None,
+    since: float = 0.0,  # when the command began, monotonic s: a budget counts from there
     verbose: bool = False,
     **place,
 ) -> None:
@@ -204,8 +204,8 @@ def _sweep(
     from cpbkit.views.report import write_report
 
     if minutes is not None:  # what is left after loading, without the report and the verdicts at the end
-        spent = time.monotonic() - (since or time.monotonic())
-        place["minutes"] = max(0.1 * minutes, minutes - (spent + _after(len(experiment.series), minutes)) / 60)
+        after = min(6 * minutes, REPORT_SECONDS + len(experiment.series) * REPORT_SECONDS_EACH)  # at most a tenth
+        place["minutes"] = max(0.1 * minutes, minutes - (time.monotonic() - since + after) / 60)
     run = RunFolder(folder)
     before, report = sum(line.status != "failed" for line in run.results()), run.folder / REPORT
     command = "cpbkit " + shlex.join(sys.argv[1:])
@@ -230,11 +230,6 @@ def _sweep(
 def _when_started() -> float:
     """Return when the command began, monotonic s: until its options are read there is only this process's own work."""
     return time.monotonic() - time.process_time()
-
-
-def _after(series: int, minutes: float) -> float:
-    """Return the seconds of a budget that are kept for the report and the verdicts: a tenth of it at most."""
-    return min(6 * minutes, REPORT_SECONDS + series * REPORT_SECONDS_EACH)
 
 
 def _show_verdicts(folder: str, as_json: bool) -> None:

@@ -224,8 +224,6 @@ def _wait(device: str) -> None:
 
 def _cut(names: list[str], size: int) -> list[list[str]]:
     """Cut names into pieces of nearly equal length, none longer than `size`."""
-    if not names:
-        return []
     count = math.ceil(len(names) / size)
     return [names[i::count] for i in range(count)]
 
