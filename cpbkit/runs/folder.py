@@ -124,25 +124,20 @@ class RunFolder:
 
     def plan(self) -> dict | None:
         """Read how the series are shared out; None before that is known, and where it is known no more."""
-        try:
-            content = foreign.read_bytes(self.folder, PLAN)
-            plan = None if content is None else foreign.parse(content, PLAN_FORM)
-            if plan is not None:
-                self._check_plan(plan)
-        except Damaged as error:
-            self._give_up(PLAN, error)
+        plan = self._read(PLAN, PLAN_FORM)
+        if not plan:
             return None
-        return plan
-
-    def _check_plan(self, plan: dict) -> None:
+        names = [name for job in plan["jobs"] for name in job]
         if min(plan["steps"], plan["epochs"], plan["patience"], len(plan["devices"])) < 1:
-            raise Damaged("its steps, epochs, patience and devices must be at least 1")
-        names, known = [name for job in plan["jobs"] for name in job], set(self.experiment.series)
-        if len(set(names)) < len(names) or not all(plan["jobs"]) or not known.issuperset(names):
-            raise Damaged("its jobs must hold series of this run, each once")
+            self._give_up(PLAN, "its steps, epochs, patience and devices must be at least 1")
+        elif len(set(names)) < len(names) or not all(plan["jobs"]) or not set(names) <= set(self.experiment.series):
+            self._give_up(PLAN, "its jobs must hold series of this run, each once")
+        else:
+            return plan
+        return None
 
-    def _give_up(self, name: str, error: Damaged) -> None:
-        self._say(f"{self.folder / name} counts as lost: {error}. All results are kept")
+    def _give_up(self, name: str, why: object) -> None:
+        self._say(f"{self.folder / name} counts as lost: {why}. All results are kept")
 
     def _say(self, text: str) -> None:
         if text not in self._said:
