@@ -411,8 +411,7 @@ def compare(*runs: Run | str | os.PathLike) -> Comparison:
     named = {folder.name if short else str(folder): RunFolder(folder) for folder in folders}
     if len(named) < len(folders):
         raise RunError(f"each run to compare is named once; got {', '.join(str(each) for each in folders)}")
-    table, pairs, best, seeds, notes = compare_runs(named)
-    return Comparison(table, pairs, best, seeds, tuple(notes))
+    return Comparison(*compare_runs(named))
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,7 @@ class Task:
     validation: float = 0.15  # share of the bars, next; the rest is the test split
     purge: int = 0  # bars dropped between splits; 0 means the horizon, which is also the least
     input_clip: float = 8.0  # scaled inputs are clipped at +- this many train standard deviations
-    target_scale: str = (
-        "persistence"  # persistence (its loss is 1) | standard (train deviation of levels) | range | none
-    )
+    target_scale: str = "persistence"  # (its loss is 1) | standard (train deviation of levels) | range | none
     ranges: tuple[tuple[str, float, float], ...] = ()  # declared (column, lowest, highest), which becomes 0..1
     clip_ranges: bool = True  # inputs outside their declared range count as its end
     loss: str = "mse"  # mse | mae | module:name of a function (forecast, truth), both (..., H, K) -> (...)

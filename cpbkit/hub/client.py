@@ -104,9 +104,7 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
             cause = error.__cause__ if isinstance(error, RuntimeError) else error  # of a file of an upload
             code = getattr(getattr(cause, "response", None), "status_code", 0)
             if not (isinstance(cause, OSError) or type(cause).__module__.startswith(NETWORK)) or code not in (0, *BUSY):
-                if isinstance(
-                    error, ValueError | TypeError | KeyError | RecursionError
-                ):  # whatever stands in the answer
+                if isinstance(error, ValueError | TypeError | KeyError | RecursionError):  # of what the answer holds
                     raise HubError(f"{what}: the Hub's answer cannot be read ({str(error)[:200]})") from None
                 raise
             reason = f"the Hub answered HTTP {code}" if code else f"no connection to the Hub ({type(cause).__name__})"

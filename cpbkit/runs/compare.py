@@ -17,7 +17,7 @@ from cpbkit.runs.folder import RunFolder
 VALIDATED = ("horizon", "targets", "target_weights", "target_scale", "loss", "train", "validation")
 
 
-def compare(runs: Mapping[str, RunFolder]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame, list[str]]:
+def compare(runs: Mapping[str, RunFolder]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame, tuple]:
     """Return what is told of runs by name: runs, pairs, the best of each series, the luck of seeds, and notes.
 
     Errors: CpbkitError for runs that are the same, or were not judged on the same windows.
@@ -47,7 +47,7 @@ def compare(runs: Mapping[str, RunFolder]) -> tuple[pd.DataFrame, pd.DataFrame, 
     notes += [MADE_UP] * any(line.synthetic for lines in results.values() for line in lines)
     best = pd.DataFrame() if odd else _best(results)
     seeds = seed_spread(map(judgements, results.values())) if only_seeds else pd.DataFrame()
-    return table, pairs, best, seeds, notes
+    return table, pairs, best, seeds, tuple(notes)
 
 
 def _best(results: Mapping[str, Sequence[ResultLine]]) -> pd.DataFrame:

@@ -50,9 +50,7 @@ class Forecast:
     """The next bars of one series, with a prediction interval."""
 
     series: str
-    frame: (
-        pd.DataFrame
-    )  # H rows by bar start (UTC); for each target its level, target_low and target_high, target_q0.05
+    frame: pd.DataFrame  # H rows by bar start (UTC); of each target its level, target_low, target_high, target_q0.05
     last_bar: pd.Timestamp  # start of the last closed bar that the model saw, UTC
     last: dict[str, float]  # the level of each target then: what persistence forecasts
     nominal: float | None  # share of bars that the interval should hold; None where the model knows no interval
