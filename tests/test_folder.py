@@ -193,6 +193,12 @@ def test_links_in_a_run_folder_are_not_followed(tmp_path):
         run.results()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
+def test_a_pipe_in_place_of_the_lock_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    assert RunFolder(tmp_path).holder() == ""
+
+
 def test_to_look_at_a_run_changes_nothing_in_it(tmp_path):
     with RunFolder(tmp_path).writing(QUICK) as run:
         run.finish(line("BTCUSDT_15m"), b"weights")

@@ -4,7 +4,6 @@ Settings and ledger are vital; whatever else is lost or damaged counts as never 
 """
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -225,10 +224,9 @@ class RunFolder:
     def holder(self) -> str:
         """Say who writes to the folder now, or return an empty string. Changes nothing in it."""
         try:
-            foreign.refuse_links(self.folder, LOCK)
-            with open(self.folder / LOCK, "rb") as file:
-                return self._describe() if _is_locked(file) else ""
-        except (FileNotFoundError, IsADirectoryError, PermissionError, Damaged):
+            with foreign.open_file(self.folder, LOCK) as file:
+                return self._describe() if file and _is_locked(file) else ""
+        except Damaged:
             return ""
 
     def _describe(self) -> str:
@@ -436,7 +434,7 @@ class RunFolder:
         return total
 
 
-def _is_locked(file: io.BufferedReader) -> bool:
+def _is_locked(file: BinaryIO) -> bool:
     """Say whether another process holds the lock that an open file is; it need not be writable."""
     if fcntl is None:
         lock = filelock.FileLock(file.name)  # there it cannot be asked without being taken
