@@ -307,6 +307,8 @@ def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
     assert run.report(tmp_path / "out.html") and "grid" in (tmp_path / "out.html").read_text()
     with pytest.raises(DataError, match="give its newest rows as a frame"):
         run["grid"].forecast("grid.csv")
+    asked = terminal("forecast", run.folder)
+    assert asked.exit_code == 1 and "the bars of grid were given as frames" in asked.output
     with pytest.raises(UnknownName, match="column"):
         cpb.sweep("quick", data={"grid": table}, targets=["lod"], folder=tmp_path / "other", quiet=True)
 

@@ -416,12 +416,16 @@ def forecast(folder, symbols, intervals, bars, trust_code, as_json):
     from cpbkit.runs.trained import forecast_able
 
     run = open_run(folder, trust_code)
-    wanted = [name.rpartition("_")[::2] for name in run]
+    parts = {name: name.rpartition("_")[::2] for name in run}  # of a table's there is but one
     for each, place in ((symbols, 0), (intervals, 1)):
         for name in each or ():
-            if name not in {pair[place] for pair in wanted}:
+            if name not in {pair[place] for pair in parts.values()}:
                 raise CpbkitError(f"{folder} has no model of {name}; it has {', '.join(run) or 'none'}")
-    chosen = [f"{s}_{i}" for s, i in wanted if (not symbols or s in symbols) and (not intervals or i in intervals)]
+    chosen = [
+        name
+        for name, (symbol, interval) in parts.items()
+        if (not symbols or symbol in symbols) and (not intervals or interval in intervals)
+    ]
     if not chosen:
         raise CpbkitError(f"{folder} has no model that is chosen; it has {', '.join(run) or 'none'}")
     if bars and len(chosen) > 1:
