@@ -159,10 +159,10 @@ def _check_weights(experiment: Experiment, weights: Mapping[str, Tensor]) -> Non
     Errors: RunError.
     """
     task, model = experiment.task, experiment.model
-    sizes = {"context": task.context, "horizon": task.horizon, "width": model.width}
-    if wrong := [f"{name} {size}" for name, size in sizes.items() if size > LARGEST] or model.layers > DEEPEST:
+    if max(task.context, task.horizon, model.width) > LARGEST or model.layers > DEEPEST:
         raise RunError(
-            f"a model may have sizes up to {LARGEST} and {DEEPEST} layers; got {wrong}, {model.layers} layers"
+            f"a model may have sizes up to {LARGEST} and {DEEPEST} layers; got a context of {task.context}, a horizon "
+            f"of {task.horizon}, a width of {model.width}, and {model.layers} layers"
         )
     if own.is_own(model.name):
         return
