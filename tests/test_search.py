@@ -88,3 +88,9 @@ def test_a_search_that_cannot_be_is_refused():
     for values in ((1e-3,), (1e-3, -1e-3), (1e-3, 0.0)):
         with pytest.raises(CpbkitError, match=r"two values of learning_rate|learning_rate must be positive"):
             Training(search=(("learning_rate", values),))
+
+
+def test_a_search_is_read_without_making_its_grid(monkeypatch):
+    monkeypatch.setattr(Training, "trials", lambda self: pytest.fail("a file of 30 KB can ask for 1e9 of them"))
+    values = tuple(1e-3 * i for i in range(1, 1001))
+    Training(search=tuple((name, values) for name in ("learning_rate", "weight_decay", "clip_norm")))

@@ -184,7 +184,9 @@ class Training:
             check_name("setting to search", name, SEARCHED)
             if len(set(values)) < 2 or min(values) < 0 or (name == "clip_norm" and min(values) == 0):
                 raise CpbkitError(f"a search needs two values of {name} or more, none below 0; got {values!r}")
-        self.trials()  # each must be settings that can be
+            # Each must be a setting that can be. Not the whole grid: of a stranger's file it could take hours to make.
+            lowest: dict[str, Any] = {"search": (), name: min(values)}
+            replace(self, **lowest)
 
     def trials(self) -> list["Training"]:
         """Return the settings that are tried side by side: the grid of `search`, or just these."""
