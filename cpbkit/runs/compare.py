@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 import pandas as pd
 
@@ -60,10 +59,9 @@ def _best(results: Mapping[str, Sequence[ResultLine]]) -> pd.DataFrame:
         for line in lines:
             losses = [loss for loss in line.curve.get("validation", ()) if loss is not None]
             if losses and (naive := line.persistence.get("validation")):
-                loss, line = min(losses) / naive, dataclasses.replace(line, before={})
-                chosen[line.series] = min(
-                    chosen.get(line.series, (loss, name, line)), (loss, name, line), key=itemgetter(0)
-                )
+                loss = min(losses) / naive
+                if line.series not in chosen or loss < chosen[line.series][0]:
+                    chosen[line.series] = loss, name, dataclasses.replace(line, before={})
     if not chosen:
         return pd.DataFrame()
     table = verdict_table(judgements(line for _, _, line in chosen.values()))

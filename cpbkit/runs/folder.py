@@ -143,11 +143,11 @@ class RunFolder:
             self._said.add(text)
             log.warning(text)
 
-    def _say_lost(self, damaged: list[tuple[int, str]], then: str = "") -> None:
+    def _say_lost(self, damaged: Sequence[Line], then: str = "") -> None:
         """Say which lines of the ledger count as lost: the first, and how many there are."""
-        number, damage = damaged[0]
-        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
-        self._say(f"{self.folder / LEDGER}, line {number}, counts as lost{more}: {damage}{then}")
+        first, *others = damaged
+        more = f" (and {len(others):,} more)" if others else ""
+        self._say(f"{self.folder / LEDGER}, line {first.number}, counts as lost{more}: {first.damage}{then}")
 
     def _read(self, name: str, form: dict) -> dict:
         """Read a document that is not vital; empty where there is none, or none that can be used."""
@@ -245,10 +245,10 @@ class RunFolder:
         damaged = []
         for line in self.ledger():
             if line.result is None:
-                damaged.append((line.number, line.damage))
-                continue
-            found.pop(line.result.series, None)
-            found[line.result.series] = line.result
+                damaged.append(line)
+            else:
+                found.pop(line.result.series, None)
+                found[line.result.series] = line.result
         if damaged:
             self._say_lost(damaged)
         return list(found.values())
@@ -292,13 +292,10 @@ class RunFolder:
         half = before.rpartition(b"\n")[2]
         if half.strip() and not whole.endswith(half + b"\n"):
             self._say(f"{path}: its last line is cut off, as a kill leaves it; that series is trained anew")
-        if damaged := [(line.number, line.damage) for line in lines if line.result is None]:
-            aside = self.folder / "progress" / f"{LEDGER}.damaged"
-            atomic.write_bytes(aside, before)
-            self._say_lost(
-                damaged,
-                f". The ledger as it was lies in {aside.relative_to(self.folder)}; what was lost is trained anew",
-            )
+        if damaged := [line for line in lines if line.result is None]:
+            aside = f"progress/{LEDGER}.damaged"
+            atomic.write_bytes(self.folder / aside, before)
+            self._say_lost(damaged, f". The ledger as it was lies in {aside}; what was lost is trained anew")
         atomic.write_bytes(path, whole)
 
     def keep_sources(self, files: Iterable[Path]) -> None:
