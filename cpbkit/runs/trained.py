@@ -65,24 +65,24 @@ class Forecast:
         told = {name: getattr(self, name) for name in ("series", "last", "nominal", "coverage", "verdict", "synthetic")}
         return {**told, "last_bar": f"{self.last_bar:%Y-%m-%dT%H:%M}", "bars": rows}
 
+    def _around(self) -> tuple[str, list[str]]:
+        """Return what is said above the table, and below it."""
+        made_up = "  (synthetic: no market)" if self.synthetic else ""
+        held = "no interval: this model was saved without one"
+        if self.nominal is not None:
+            held = f"low to high: a {self.nominal:.0%} interval, which held {self.coverage:.1%} of the test bars"
+        head = f"{self.series}, from the bar of {self.last_bar:%Y-%m-%d %H:%M} UTC{made_up}"
+        return head, list(filter(None, [held, self.verdict]))
+
     def __str__(self) -> str:
-        table = self.frame.to_string(float_format=figure)
-        lines = [f"{self.series}, from the bar of {self.last_bar:%Y-%m-%d %H:%M} UTC", table]
-        if self.synthetic:
-            lines[0] += "  (synthetic: no market)"
-        if self.nominal is None:
-            lines.append("no interval: this model was saved without one")
-        else:
-            lines.append(f"low to high: a {self.nominal:.0%} interval, which held {self.coverage:.1%} of the test bars")
-        return "\n".join(filter(None, [*lines, self.verdict]))
+        head, notes = self._around()
+        return "\n".join([head, self.frame.to_string(float_format=figure), *notes])
 
     def _repr_html_(self) -> str:
-        head, *rest = str(self).split("\n")
-        after = rest[len(self.frame) + 2 :]  # the table's two head rows come before its H rows
-        notes = "<br>".join(map(html.escape, after))
+        head, notes = self._around()
         bars = self.frame.tz_localize(None).rename_axis(None)  # of UTC, which the head says
         table = bars.style.format(figure, escape="html").to_html()
-        return f"<div><b>{html.escape(head)}</b>{table}<small>{notes}</small></div>"
+        return f"<div><b>{html.escape(head)}</b>{table}<small>{'<br>'.join(map(html.escape, notes))}</small></div>"
 
 
 @dataclass(frozen=True)
