@@ -274,11 +274,13 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
-        plan = _extend(
-            _read_plan(run),
-            series,
-            lambda some: place.call(make_plan, state.experiment, some, place.workers, minutes),
-        )
+        plan = _read_plan(run)
+        if plan is None:
+            plan = place.call(make_plan, state.experiment, series, place.workers, minutes)
+        planned = {name for names in plan.jobs for name in names}
+        if fresh := {name: one for name, one in series.items() if name not in planned}:  # not available at that start
+            made = place.call(make_plan, state.experiment, fresh, place.workers, minutes)
+            plan = replace(plan, jobs=[*plan.jobs, *made.jobs])
         # It may have been made on another machine, with other devices.
         plan = replace(plan, devices=place.call(find_places, place.workers, len(series)))
         _write_plan(run, plan)
@@ -336,15 +338,6 @@ def _retry(run: RunFolder, state: State) -> executors.Retry:
         return shrink(job, state.ended, why)
 
     return retry
-
-
-def _extend(plan: Plan | None, series: dict[str, Series], make: Callable[[dict[str, Series]], Plan]) -> Plan:
-    """Return the plan this run started with, with jobs for the series that were not available then."""
-    if plan is None:
-        return make(series)
-    planned = {name for names in plan.jobs for name in names}
-    fresh = {name: one for name, one in series.items() if name not in planned}
-    return replace(plan, jobs=[*plan.jobs, *make(fresh).jobs]) if fresh else plan
 
 
 def prepare(
