@@ -94,7 +94,7 @@ def score(repo: str, bars: Mapping[str, Bars] | None = None, clock: Callable[[],
         tables, found = _fill(tables, bars, clock())
         changed = [path for path in tables if not tables[path].equals(before[path])]
         now, then = (pd.concat([_EMPTY, *each.values()]) for each in (tables, before))
-        counts = {word: int((now["status"] == word).sum() - (then["status"] == word).sum()) for word in WORDS}
+        counts = {word: int((now["status"] == word).sum() - (then["status"] == word).sum()) for word in WORDS[1:]}
         waiting = [path for path, table in tables.items() if (table["status"] == WAITING).any()]
         files = {_score_path(path): to_parquet(tables[path], SCHEMA) for path in changed}
         files[CURSOR] = json.dumps({"commit": head, "waiting": sorted(waiting)}).encode()
@@ -104,7 +104,7 @@ def score(repo: str, bars: Mapping[str, Bars] | None = None, clock: Callable[[],
             continue
         withdrawn = int(now["withdrawn"].sum() - then["withdrawn"].sum())
         left = int((now["status"] == WAITING).sum())
-        return Scored(repo, {w: counts[w] for w in WORDS[1:]}, left, withdrawn, commit, (*trouble, *found))
+        return Scored(repo, counts, left, withdrawn, commit, (*trouble, *found))
     raise HubError(f"scoring {repo}: others committed first, {2 * TRIES} times. The same call goes on")
 
 

@@ -53,7 +53,8 @@ def local(jobs: Sequence, work: Work) -> Iterator:
 
 def _is_wanted(job) -> bool:
     """Say whether a job that waits is to begin: not where all its models are to end with their running epoch."""
-    return not {series.name for series in job.series} <= stopping.leaving() if stopping.leaving() else True
+    leaving = stopping.leaving()
+    return not leaving or any(series.name not in leaving for series in job.series)
 
 
 def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry | None = None) -> Iterator:
