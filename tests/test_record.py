@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hub_server import hub_in_use, speak_to
 
@@ -18,7 +19,7 @@ from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError
 from cpbkit.hub import client
 from cpbkit.hub.client import HubError
-from cpbkit.hub.record import SCHEMA, record, to_parquet
+from cpbkit.hub.record import FIELDS, SCHEMA, from_parquet, record, to_parquet
 from cpbkit.hub.score import check, score, standing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -302,6 +303,15 @@ def test_others_join_with_a_file_and_nobody_polishes(world, bars):
     better = world.table(path).assign(error=0.0)
     world.hub.commit(REPO, {path: pa_bytes(better)}, "dataset")
     assert check(REPO, world.closed(), clock=lambda: world.now) == [f"{path}: 6 of 6 lines do not say what happened"]
+
+
+def test_a_long_text_in_every_line_is_refused_before_it_is_unpacked():
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), ["x" * 50_000])
+    others = {name: pa.nulls(20_000, kind) for name, kind in FIELDS.items() if name != "weights"}
+    pq.write_table(pa.table(others | {"weights": texts}), file := io.BytesIO(), store_schema=False)
+    assert len(file.getvalue()) < 10_000
+    with pytest.raises(HubError, match="a file has texts of more than 1000 bytes"):
+        from_parquet(file.getvalue(), SCHEMA, "a file")
 
 
 def pa_bytes(table):

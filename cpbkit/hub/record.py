@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -26,6 +27,7 @@ ABOUT = "record.json"  # what tells a record from other repositories
 PATH = re.compile(r"forecasts/([\w.-]{1,60})/(\d{4}-\d\d-\d\d)\.parquet")  # whose, and the UTC day of the origins
 STARTED = 0.1  # share of a bar that may have passed when its close is committed; of other targets, none
 MAX_FILE, MAX_LINES, FARTHEST = 16 << 20, 1 << 18, 1000  # bytes, lines and bars ahead that are read of a file
+LONGEST = 1000  # bytes of a text in it
 TIME = pa.timestamp("s", tz="UTC")
 FIELDS = {  # of a line, which is one level of one bar to come
     "series": pa.string(),  # BTCUSDT_1h
@@ -209,7 +211,14 @@ def from_parquet(content: bytes, schema: pa.Schema, what: str) -> pd.DataFrame:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         if file.metadata.num_rows > MAX_LINES or sum(group.total_byte_size for group in groups) > 4 * MAX_FILE:
             raise HubError(f"{what} has more than the {MAX_LINES:,} lines that one may have")
-        return file.read(columns=schema.names).select(schema.names).cast(schema).to_pandas()
+        # One long text may stand in every row for a few bytes of the file: each different one is looked at first.
+        texts = [name for name in schema.names if pa.types.is_string(schema.field(name).type)]
+        table = pq.ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=schema.names)
+        chunks = [chunk for name in texts for chunk in table[name].chunks if pa.types.is_dictionary(chunk.type)]
+        lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in chunks]
+        if max(lengths, default=0) > LONGEST:
+            raise HubError(f"{what} has texts of more than {LONGEST} bytes")
+        return table.select(schema.names).cast(schema).to_pandas()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise HubError(f"{what} is not in the format of a record: {str(error).splitlines()[0]}") from None
 
