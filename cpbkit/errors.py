@@ -1,9 +1,11 @@
 """The exceptions of the kit: one small tree, each with a sentence for the person who reads it."""
 
 import contextlib
+import datetime as dt
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 from cpbkit.texts import one_line, printable, redact, wrapped
@@ -70,6 +72,14 @@ class Terminated(SystemExit):
 
     def __init__(self):
         super().__init__(TERMINATED)
+
+
+def check_day(name: str, day: str, error: type[CpbkitError] = CpbkitError) -> dt.date:
+    """Return a day that is written like 2025-03-01; raise for anything else, other forms of ISO 8601 too."""
+    if isinstance(day, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", day, re.ASCII):
+        with contextlib.suppress(ValueError):  # as for February 30
+            return dt.date.fromisoformat(day)
+    raise error(f"{name} must be a day like 2025-03-01; got {day!r}")
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -566,7 +566,7 @@ def test_dates_that_cannot_be_are_refused(fetch, server):
         fetch(end="2025-03-13")
     with pytest.raises(DataError, match="start lies in the future"):
         fetch(start="2027-01-01", end="2027-02-01")
-    for day in ("", "01.03.2025", "2025-02-30"):
+    for day in ("", "01.03.2025", "2025-02-30", "20250101", "2025-W01-1"):
         with pytest.raises(DataError, match="start must be a day like 2025-03-01; got"):
             fetch(start=day)
     with pytest.raises(

@@ -175,6 +175,7 @@ def test_a_tuple_may_be_set_whatever_its_default(monkeypatch, given, setting, va
         (["--source", "synthetic", "--start", "2025-02-01", "--end", "2025-01-01"], "start must not be after end"),
         (["--end", "2025-02-01"], "start must be a day too, such as 2025-03-01; got end 2025-02-01 alone"),
         (["--start", "yesterday", "--end", "2025-01-01"], "a day like 2025-03-01"),
+        (["--source", "synthetic", "--start", "2025-W01-1", "--end", "2025-06-01"], "a day like 2025-03-01"),
         (["--set", "learning_rat=1"], "(nearest: learning_rate"),
         (["--set", "epochs=many"], "epochs is a int"),
         (["--set", "epochs"], "epochs=100"),

@@ -522,11 +522,12 @@ def test_frames_are_taken_as_files_are():
         from_frames({"SOLUSDT_1h": {}})
 
 
-def test_prices_of_the_bid_are_told():
-    frame = FRAME[[*OHLC]].rename(columns=lambda name: f"Bid {name}").assign(Ticks=7)
+@pytest.mark.parametrize("spelling", ["Bid {}", "{}Bid"])
+def test_prices_of_the_bid_are_told(spelling):
+    frame = FRAME[[*OHLC]].rename(columns=spelling.format).assign(Ticks=7)
     notes = from_frames({"BTCUSDT": frame})["BTCUSDT_15m"].passport.notes
     assert notes == (
-        *(f"{name} is the bid's price (column Bid {name})." for name in OHLC),
+        *(f"{name} is the bid's price (column {spelling.format(name)})." for name in OHLC),
         "volume counts price changes (column Ticks), not what was traded.",
     )
 

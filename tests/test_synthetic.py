@@ -170,6 +170,8 @@ def test_bars_are_possible_and_on_every_grid():
 def test_errors_say_the_rule():
     with pytest.raises(DataError, match=r"start must not be after end; got 2025-02-01 \.\. 2025-01-01"):
         make_market(["BTCUSDT"], ["1h"], "2025-02-01", "2025-01-01")
+    with pytest.raises(DataError, match=r"made-up bars may span 20,000 days; got 2025-01-01 \.\. 9998-12-31"):
+        make_market(["BTCUSDT"], ["1h"], "2025-01-01", "9998-12-31")
     with pytest.raises(UnknownName, match=r"interval .* got '7m'"):
         make_market(["BTCUSDT"], ["7m"], "2025-01-01", "2025-01-02")
     with pytest.raises(DataError, match="no 1w bar starts within"):

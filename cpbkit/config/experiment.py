@@ -1,7 +1,6 @@
 """What a run is: frozen, flat settings."""
 
 import dataclasses
-import datetime as dt
 import hashlib
 import itertools
 import json
@@ -15,7 +14,7 @@ from typing import Any
 from cpbkit import atomic, foreign
 from cpbkit.config.given_parts import name_parts
 from cpbkit.config.own import is_own
-from cpbkit.errors import CpbkitError, UnknownName, check_name
+from cpbkit.errors import CpbkitError, UnknownName, check_day, check_name
 
 COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB OP PEPE INJ SHIB LUNA".split())
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
@@ -53,10 +52,7 @@ class Data:
                 raise UnknownName(f"symbol must be written like BTCUSDT; got {name!r} (did you mean {plain}?)")
         for name, day in (("start", self.start), ("end", self.end)):
             if day:
-                try:
-                    dt.date.fromisoformat(day)
-                except ValueError:
-                    raise CpbkitError(f"{name} must be a day like 2025-03-01; got {day!r}") from None
+                check_day(name, day)
         if self.start and self.end and self.start > self.end:
             raise CpbkitError(f"start must not be after end; got {self.start} .. {self.end}")
 

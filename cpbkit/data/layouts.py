@@ -28,7 +28,8 @@ SPELLINGS = {
     "trades": "trades count tradecount tradescount numberoftrades numtrades n transactions trade",
     "taker_buy_volume": "takerbuyvolume takerbuybasevolume takerbuybaseassetvolume takerbuybase",
 }
-BIDS = ("bidopen", "bidhigh", "bidlow", "bidclose")  # nothing was traded at them, which the Passport notes
+# Nothing was traded at them, which the Passport notes.
+BIDS = "bidopen openbid bidhigh highbid bidlow lowbid bidclose closebid".split()
 TICKS = ("tickvol", "tickvolume", "ticks")
 SYMBOLS = (
     "symbol ticker tic pair instid instrument instrumentname productid currencypair asset coin name s market".split()

@@ -1,6 +1,5 @@
 """One series to get from Binance: which bars can exist, which of them a holding lacks, where to ask for them."""
 
-import datetime as dt
 import itertools
 import re
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from cpbkit.data.archive import MONTHLY_ONLY, ArchiveFile, day_ns
 from cpbkit.data.cache import RANK, Holding
 from cpbkit.data.klines import DAY_NS, INTERVAL_SECONDS, SECOND_NS, first_bar, grid_phase, series_name, stamp
 from cpbkit.data.venue import CONTRACTS, LISTINGS, PREDECESSORS, Contract, halts_of
-from cpbkit.errors import DataError, UnknownName
+from cpbkit.errors import DataError, UnknownName, check_day
 
 WILD = DAY_NS  # after a listing, left out: the first hours trade far from every later price
 ROLLED_UP = 100 * DAY_NS  # a month this old has its monthly file, or never gets one
@@ -55,12 +54,9 @@ class Order:
 
 def days(start: str, end: str, now: int) -> tuple[int, int]:
     """Return the first instant of the first day and the one after the last day (ns), if they can be asked for."""
-    instants = []
-    for name, day in (("start", start), ("end", end)):
-        try:
-            instants.append(day_ns(np.datetime64(dt.date.fromisoformat(day))))
-        except (ValueError, TypeError):
-            raise DataError(f"{name} must be a day like 2025-03-01; got {day!r}") from None
+    instants = [
+        day_ns(np.datetime64(check_day(name, day, DataError))) for name, day in (("start", start), ("end", end))
+    ]
     today = stamp(now)[:10]
     if instants[0] > instants[1]:
         raise DataError(f"start must not be after end; got {start} .. {end}")

@@ -35,6 +35,7 @@ START_PRICES = dict(
     )
 )
 DAY_SECONDS = 86_400
+LONGEST = 20_000  # days: twenty coins of them take some gigabytes
 QUARTER = 900  # s; what all bars are made of: longer ones are put together, shorter ones are cut out
 BLOCK = 2016  # quarters that are drawn at a time, three weeks: a day is the same whatever range is asked for
 PRICED = 1_735_689_600 // (QUARTER * BLOCK)  # the block that begins at START_PRICES: that of 2025-01-01
@@ -83,6 +84,8 @@ def make_market(
     after += pd.Timedelta(days=1)
     if first >= after:
         raise DataError(f"start must not be after end; got {start} .. {end}")
+    if (after - first).days > LONGEST:
+        raise DataError(f"made-up bars may span {LONGEST:,} days; got {start} .. {end}")
     grids: dict[str, tuple[int, int, int, int]] = {}
     for interval in intervals:
         step = INTERVAL_SECONDS[check_name("interval", interval, INTERVAL_SECONDS)]
