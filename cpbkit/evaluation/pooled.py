@@ -17,14 +17,14 @@ import scipy
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import metrics, past
 from cpbkit.evaluation.verdicts import (
-    LEAST_HORIZONS,
-    LEAST_WINDOWS,
     OLD,
     TOO_FEW,
     Verdict,
     compare,
     in_words,
     is_enough,
+    least_windows,
+    say_skill,
     word_of,
 )
 
@@ -147,21 +147,18 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     model, baselines = table[0], dict(zip(_shared_baselines(parts), table[1:], strict=True))
     best = min(baselines, key=lambda name: baselines[name].mean())
     count, against = len(model), baselines[best]
-    wins = [one.baselines[best] / one.variance for one in parts.values()]
-    win_rate = float(
-        np.mean([(o.model / o.variance).mean() < w.mean() for o, w in zip(parts.values(), wins, strict=True)])
-    )
+    wins = [np.mean(one.model / one.variance) < np.mean(one.baselines[best] / one.variance) for one in parts.values()]
+    win_rate = float(np.mean(wins))
     found, _ = compare(model, against, horizon, len(baselines))
     p = found.pop("p")
-    told = {name: f"{100 * found[name]:+.2f}" for name in ("skill", "skill_low", "skill_high")}
+    skill, low, high = (found[name] for name in ("skill", "skill_low", "skill_high"))
     if is_enough(count, horizon):
-        word = word_of(p, found["skill_low"], found["skill_high"])
-        reason = f"skill {told['skill']} % ({told['skill_low']} to {told['skill_high']}) against {best}, p {p:.2g}, "
+        word = word_of(p, low, high)
+        reason = f"skill {say_skill(skill, low, high)} against {best}, p {p:.2g}, "
         reason += f"better on {100 * win_rate:.0f} % of them"
     else:
-        least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
-        word, reason = TOO_FEW, f"{count} times of {horizon} bars, a word takes {least}; skill {told['skill']} %"
-        reason += f" against {best}"
+        word, reason = TOO_FEW, f"{count} times of {horizon} bars, a word takes {least_windows(horizon)}; "
+        reason += f"skill {100 * skill:+.2f} % against {best}"
     return Pooled(Verdict(word, p, reason), len(parts), count, best, **found, win_rate=win_rate)
 
 

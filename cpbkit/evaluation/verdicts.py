@@ -118,9 +118,14 @@ class Judgement:
 FORM = foreign.form_of(Judgement)
 
 
+def least_windows(horizon: int) -> int:
+    """Return how many windows, a bar apart, a word so many bars ahead takes."""
+    return max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
+
+
 def is_enough(windows: int, horizon: int) -> bool:
     """Return whether so many windows, a bar apart, are enough for a word so many bars ahead."""
-    return windows >= max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
+    return windows >= least_windows(horizon)
 
 
 def judge(
@@ -222,7 +227,7 @@ def compare(
     if not baseline_loss.any():
         notes = ("the best baseline makes no error",)
     elif not enough:
-        least = max(LEAST_WINDOWS, LEAST_HORIZONS * horizon)
+        least = least_windows(horizon)
         notes = (f"{len(loss)} windows are too few to test {horizon} bars ahead; it takes {least}",)
     # The luckiest of several baselines was taken, so to lose against it happens by chance that many times as often.
     p = min(1.0, p * count) if statistic > 0 else p
@@ -359,17 +364,18 @@ def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
     for series, j in judgements.items():
         against = f"against {j.best_baseline}"
         if series not in corrected:
-            least = max(LEAST_WINDOWS, LEAST_HORIZONS * j.horizon)
+            least = least_windows(j.horizon)
             reason = f"{j.windows} windows of {j.horizon} bars, a word takes {least}; skill {100 * j.skill:+.2f} %"
             found[series] = Verdict(TOO_FEW, 1.0, f"{reason} {against}")
             continue
         p = float(corrected[series])
-        reason = f"skill {_spread(j.skill, j.skill_low, j.skill_high)} {against}, corrected p {p:.2g}"
+        reason = f"skill {say_skill(j.skill, j.skill_low, j.skill_high)} {against}, corrected p {p:.2g}"
         found[series] = Verdict(word_of(p, j.skill_low, j.skill_high), p, reason)
     return found
 
 
-def _spread(skill: float, low: float, high: float) -> str:
+def say_skill(skill: float, low: float, high: float) -> str:
+    """Say a skill and its interval, which are shares of 1: `+1.20 % (+0.40 to +2.10)`."""
     return f"{100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f})"
 
 
