@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from cpbkit.evaluation import metrics
 from cpbkit.evaluation.verdicts import SIGNIFICANCE, is_enough, known_variance
@@ -19,6 +20,7 @@ RUNS = 100  # of each cell
 TRAIN, BURN = 400, 200  # bars before the test, and before those
 PHI = 0.3  # of the autoregression that can be found
 NOISE = 0.15  # of the forecasts that are equally bad, in deviations of what they forecast
+PERSISTENCE = 0.95  # of them, from one window to the next
 LEAST_COVERAGE = 0.92  # of the 95 % interval
 AT_ONCE = 25  # runs, so that memory stays small
 
@@ -58,11 +60,11 @@ class Cell:
         )
 
 
-def calibrate(markets=MARKETS, horizons=HORIZONS, windows=WINDOWS, runs: int = RUNS, seed: int = 0) -> Iterator[Cell]:
+def calibrate(markets=MARKETS, horizons=HORIZONS, windows=WINDOWS, runs: int = RUNS) -> Iterator[Cell]:
     """Judge runs of forty series in each market at each horizon and number of windows; yield a cell each."""
     for market, horizon, count in itertools.product(markets, horizons, windows):
         if is_enough(count, horizon):
-            yield _cell(market, horizon, count, runs, np.random.default_rng([seed, horizon, count]))
+            yield _cell(market, horizon, count, runs, np.random.default_rng([0, horizon, count]))
         else:
             yield Cell(market, horizon, count, runs, has_word=False)
 
@@ -75,19 +77,21 @@ def simulate(market: str, bars: int, series: int, rng: np.random.Generator) -> n
     shocks = rng.normal(size=(bars + BURN, series))
     if market == "iid":
         return shocks[BURN:]
+    if market == "stochastic volatility":
+        level = _autoregression(0.985, 0.15 * rng.normal(size=shocks.shape))
+        return (np.exp(level / 2) * shocks)[BURN:]
     returns = np.empty_like(shocks)
-    if market == "GARCH-t":
-        shocks = rng.standard_t(5, size=shocks.shape) / np.sqrt(5 / 3)
-        variance = np.ones(series)
-        for t, shock in enumerate(shocks):
-            returns[t] = np.sqrt(variance) * shock
-            variance = 0.02 + 0.08 * returns[t] ** 2 + 0.90 * variance
-    else:
-        level = np.zeros(series)
-        for t, (shock, news) in enumerate(zip(shocks, rng.normal(size=shocks.shape), strict=True)):
-            level = 0.985 * level + 0.15 * news
-            returns[t] = np.exp(level / 2) * shock
+    shocks = rng.standard_t(5, size=shocks.shape) / np.sqrt(5 / 3)
+    variance = np.ones(series)
+    for t, shock in enumerate(shocks):
+        returns[t] = np.sqrt(variance) * shock
+        variance = 0.02 + 0.08 * returns[t] ** 2 + 0.90 * variance
     return returns[BURN:]
+
+
+def _autoregression(phi: float, news: np.ndarray) -> np.ndarray:
+    """Return AR(1) series of coefficient phi that begin with their first news: (T, S) -> (T, S)."""
+    return scipy.signal.lfilter([1], [1, -phi], news, axis=0)
 
 
 def _cell(market: str, horizon: int, count: int, runs: int, rng: np.random.Generator) -> Cell:
@@ -97,7 +101,7 @@ def _cell(market: str, horizon: int, count: int, runs: int, rng: np.random.Gener
         shocks = simulate(market, TRAIN + count + horizon, series, rng)
         kinds["even"].append(_even(shocks, horizon, count, rng))
         kinds["trained"].append(_trained(shocks, horizon, count))
-        kinds["planted"].append(_trained(_autoregression(shocks), horizon, count))
+        kinds["planted"].append(_trained(_autoregression(PHI, shocks), horizon, count))
     losses = {kind: np.concatenate(parts, axis=1) for kind, parts in kinds.items()}  # (2, S, N)
     planted = losses["planted"]
     true = planted[0].mean() / planted[1].mean()  # over all series and windows, as near as can be
@@ -120,13 +124,6 @@ def _cell(market: str, horizon: int, count: int, runs: int, rng: np.random.Gener
     )
 
 
-def _autoregression(shocks: np.ndarray) -> np.ndarray:
-    returns = shocks.copy()
-    for t in range(1, len(returns)):
-        returns[t] += PHI * returns[t - 1]
-    return returns
-
-
 def _truth(returns: np.ndarray, horizon: int, count: int) -> Iterator[np.ndarray]:
     """Yield the move over 1 .. horizon bars from each origin, (N, S)."""
     path = np.concatenate([np.zeros((1, returns.shape[1])), returns.cumsum(axis=0)])
@@ -144,21 +141,17 @@ def _over_variance(losses: np.ndarray, returns: np.ndarray, horizon: int) -> np.
 
 
 def _even(returns: np.ndarray, horizon: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the losses of two forecasts of nothing but noise, a persistent and a white one, of the same size."""
+    """Return the losses of two forecasts of nothing but noise, persistent and of the same size."""
     size = NOISE * np.sqrt(horizon) * returns[:TRAIN].std(axis=0)
-    noises = [_persistent(0.95, count, returns.shape[1], rng) * size for _ in range(2)]
+    noises = []
+    for _ in range(2):
+        news = rng.normal(size=(count + 1, returns.shape[1]))
+        news[1:] *= np.sqrt(1 - PERSISTENCE**2)  # each window has the variance of the first
+        noises.append(_autoregression(PERSISTENCE, news)[1:] * size)
     losses = np.zeros((2, count, returns.shape[1]))
     for ahead, move in enumerate(_truth(returns, horizon, count), start=1):
         losses += np.stack([(move - np.sqrt(ahead / horizon) * noise) ** 2 for noise in noises])
     return _over_variance(losses, returns, horizon)
-
-
-def _persistent(phi: float, count: int, series: int, rng: np.random.Generator) -> np.ndarray:
-    level, out = rng.normal(size=series), np.empty((count, series))
-    for t in range(count):
-        level = phi * level + np.sqrt(1 - phi**2) * rng.normal(size=series)
-        out[t] = level
-    return out
 
 
 def _trained(returns: np.ndarray, horizon: int, count: int) -> np.ndarray:
