@@ -3,7 +3,6 @@
 Each check takes plain callables and arrays, so that it examines the kit's own way of the data and anybody's alike.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -128,7 +127,7 @@ def _shuffle_bars(klines: Klines, seed: int) -> Klines:
     placebo = frame.iloc[drawn].set_axis(frame.index)
     for name, column in {"open": open_, "high": high, "low": low, "close": close}.items():
         placebo[name] = np.exp(column)
-    return Klines(placebo, dataclasses.replace(klines.passport, synthetic=True))
+    return Klines(placebo, replace(klines.passport, synthetic=True))
 
 
 def check_placebo(
