@@ -41,24 +41,24 @@ def forecastable(bars: Mapping[str, object], horizons: Sequence[int] = HORIZONS)
         raise DataError("a map takes bars, with open, high, low, close and volume; these are tables of other columns")
     if not bars:
         raise CpbkitError("a map needs the bars of at least one series; got none")
+    horizons = sorted(set(horizons))
     cells = {
         (name, target, horizon): losses
         for name, klines in series.items()
-        for target, horizon, losses in _losses(klines, sorted(set(horizons)))
+        for target, horizon, losses in _losses(klines, horizons)
     }
     singles = [_row(name, target, one) for (name, target, _), one in cells.items()]
     together = []
-    for target in TARGETS:
-        for horizon in sorted(set(horizons)):
-            parts = {name: one for (name, *cell), one in cells.items() if cell == [target, horizon]}
-            parts = {name: one for name, one in parts.items() if all(loss.any() for loss in one.baselines.values())}
-            if not parts:  # such as a volume that never changes
-                continue
-            found = pool(parts)
-            about = {"p": found.verdict.p, "against": found.baseline, "windows": found.times}
-            about |= {"skill": found.skill, "skill_low": found.skill_low, "skill_high": found.skill_high}
-            enough = found.verdict.word != TOO_FEW
-            together.append({"series": ALL, "target": target, "bars": horizon, "enough": enough, **about})
+    for target, horizon in itertools.product(TARGETS, horizons):
+        parts = {name: cells[name, target, horizon] for name in series}
+        parts = {name: one for name, one in parts.items() if all(loss.any() for loss in one.baselines.values())}
+        if not parts:  # such as a volume that never changes
+            continue
+        found = pool(parts)
+        about = {"p": found.verdict.p, "against": found.baseline, "windows": found.times}
+        about |= {"skill": found.skill, "skill_low": found.skill_low, "skill_high": found.skill_high}
+        enough = found.verdict.word != TOO_FEW
+        together.append({"series": ALL, "target": target, "bars": horizon, "enough": enough, **about})
     return pd.concat([_worded(singles), _worded(together)], ignore_index=True)
 
 
@@ -166,11 +166,8 @@ def _naive(target: str, trailing: np.ndarray, level: np.ndarray | None, horizon:
     """Return what naive forecasts say at each row without any fit (N,): all but the mean; the EWMAs come last."""
     if level is None:
         return [np.full(len(trailing), 0.5 if target == "direction" else 0.0)]
-    seasonal = np.full(len(trailing), np.nan)
-    if 1 < day and horizon <= day:
-        seasonal[day - horizon :] = trailing[: len(trailing) - (day - horizon)]
-    else:
-        seasonal = trailing
+    back = day - horizon if 1 < day and horizon <= day else 0  # bars, to what ended a day before the forecast ends
+    seasonal = pd.Series(trailing).shift(back).to_numpy()
     smooth = [pd.Series(level).ewm(alpha=1 - d, adjust=False).mean().to_numpy() for d in DECAYS]
     return [trailing, seasonal, *smooth]
 

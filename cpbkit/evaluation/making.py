@@ -136,8 +136,9 @@ def _most_telling(series: Series) -> tuple[float, str, str]:
 
 
 def _check_bars(klines: Klines, task: Task) -> Finding:
-    check, made = "no feature tells too much", [n for n in task.features if n not in finished_columns(klines, task)]
-    table = indicators.compute(klines.frame, made).join(klines.frame[finished_columns(klines, task)])
+    check, finished = "no feature tells too much", finished_columns(klines, task)
+    made = [name for name in task.features if name not in finished]
+    table = indicators.compute(klines.frame, made).join(klines.frame[finished])
     close = np.log(klines.frame["close"])
     moves = {ahead: close.shift(-ahead) - close for ahead in {1, task.horizon}}
     worst = (0.0, "", 0)

@@ -61,10 +61,8 @@ def _check_losses(curve: dict[str, list], baselines: dict[str, dict]) -> Iterabl
     falls = min(train) < STUCK * train[0]
     yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
     if validation:
-        best, (least, kind) = (
-            min(validation),
-            min((losses.get("validation", math.inf), kind) for kind, losses in baselines.items()),
-        )
+        best = min(validation)
+        least, kind = min((losses.get("validation", math.inf), kind) for kind, losses in baselines.items())
         verdict = "OK" if best < least else "NOTE"
         yield "holds", verdict, f"best validation loss {best:.4g}, that of {kind} {least:.4g}"
 
