@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from cpbkit.bench.gauges import on_threads
 from cpbkit.gpu_check.inject import OWN_LOOPS, inject_all
 from cpbkit.gpu_check.watch import watch
 from cpbkit.hardware import provenance
@@ -51,8 +52,6 @@ def measure_cost(name: str, pairs: int) -> dict:
     One thread: those of a CPU that wait for each other would measure what else runs on the machine.
     """
     build, shape = LOOPS[name]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     x, y, model = torch.randn(*shape), torch.randn(shape[0], 1), build()
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -71,12 +70,12 @@ def measure_cost(name: str, pairs: int) -> dict:
             return run(steps)
 
     spent: dict[str, list[tuple[float, float]]] = {"a": [], "b": []}
-    run(COUNTED)
-    steps = max(1, int(BLOCK / run(COUNTED)[1]))
-    for i in range(pairs):
-        for kind in ("ab", "ba")[i % 2]:
-            spent[kind].append(run(steps) if kind == "a" else run_watched(steps))
-    torch.set_num_threads(threads)
+    with on_threads(1):
+        run(COUNTED)
+        steps = max(1, int(BLOCK / run(COUNTED)[1]))
+        for i in range(pairs):
+            for kind in ("ab", "ba")[i % 2]:
+                spent[kind].append(run(steps) if kind == "a" else run_watched(steps))
     cost = {"loop": name, "steps": steps, "pairs": pairs, "ms": 1e3 * median(cpu for _, cpu in spent["a"])}
     away = round(0.98 * math.sqrt(pairs))  # places from the middle: the binomial, as a normal
     for i, clock in enumerate(("wall", "processor")):

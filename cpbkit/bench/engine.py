@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from cpbkit.bench.gauges import wait
+from cpbkit.bench.gauges import on_threads, wait
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.hardware import memory
 from cpbkit.training.loop import Fit, assemble, fit
 from cpbkit.training.stack import Stack
 from cpbkit.windows.series import Series
+
+WARM_UP = 2  # steps before the first timed one
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,14 @@ def engine(job: Job) -> Iterator[Stack]:
 
 
 class Here:
-    """Something that steps in this process. rows: models that one step moves; warm_up: steps before the first timed."""
+    """Something that steps in this process. rows: models that one step moves."""
 
-    def __init__(
-        self,
-        start: Callable[[], Iterator],
-        device: str | torch.device,
-        rows: int = 1,
-        threads: int = 1,
-        warm_up: int = 2,
-    ):
+    def __init__(self, start: Callable[[], Iterator], device: str | torch.device, rows: int = 1, threads: int = 1):
         self.rows, self.device, self.threads = rows, torch.device(device), threads
         begun = time.perf_counter()
         with memory.peak(self.device) as taken:
             self.steps = start()
-            self.run(warm_up)
+            self.run(WARM_UP)
         self.memory, self.seconds_to_start = taken["bytes"], time.perf_counter() - begun
 
     @classmethod
@@ -69,17 +64,13 @@ class Here:
 
     def run(self, steps: int) -> tuple[float, float]:
         """Step, and return wall and CPU seconds."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
+        with on_threads(self.threads):
             wait(self.device)
             wall, cpu = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 next(self.steps)
             wait(self.device)
             return time.perf_counter() - wall, time.process_time() - cpu
-        finally:
-            torch.set_num_threads(before)
 
 
 class Workers:

@@ -1,6 +1,8 @@
-"""The machine's own ceiling."""
+"""The machine's own ceiling, and what a stopwatch needs."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -15,23 +17,29 @@ def matmul_rate(device: torch.device, precision: str) -> float:
     """Measure the best rate of a large square product, on a CPU by one thread: floating-point operations a second."""
     n = MATMUL_GPU if device.type == "cuda" else MATMUL
     dtype = getattr(torch, "float32" if precision == "tf32" else precision)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tf32(precision == "tf32"):
-            a, b = torch.randn(2, n, n, device=device).to(dtype)
+    with on_threads(1), tf32(precision == "tf32"):
+        a, b = torch.randn(2, n, n, device=device).to(dtype)
+        a @ b
+        clock = time.perf_counter if device.type == "cuda" else time.thread_time  # what others do is not its time
+        best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
+        while time.perf_counter() < end:
+            wait(device)
+            begun = clock()
             a @ b
-            clock = time.perf_counter if device.type == "cuda" else time.thread_time  # what others do is not its time
-            best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
-            while time.perf_counter() < end:
-                wait(device)
-                begun = clock()
-                a @ b
-                wait(device)
-                best = min(best, clock() - begun)
-    finally:
-        torch.set_num_threads(threads)
+            wait(device)
+            best = min(best, clock() - begun)
     return 2 * n**3 / best
+
+
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Let this process compute on so many threads, and afterwards on as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def wait(device: torch.device) -> None:

@@ -217,7 +217,7 @@ def start_engine(experiment: Experiment, series: Sequence[Series], plan: Plan, w
     known = {one.name: one for one in series}
     stacks = [tuple(known[name] for name in names) for names in plan.jobs]
     steps = max(200, SAMPLE // (experiment.training.batch * max(map(len, stacks))))
-    jobs = [Job(experiment, stack, place, 1, steps) for stack, place in zip(stacks, plan.devices, strict=False)]
+    jobs = [Job(experiment, stack, place, steps=steps) for stack, place in zip(stacks, plan.devices, strict=False)]
     if len(jobs) == 1:
         return Here.of(jobs[0])
     workers.start(jobs)
