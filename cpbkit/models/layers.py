@@ -87,9 +87,9 @@ class Attention(nn.Module):
         self.value = Linear(models, width, width)
         self.out = Linear(models, width, width)
 
-    def forward(self, x: Tensor, memory: Tensor, causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """Attend from x (M, B, L, D) to memory (M, B, S, D): (M, B, L, D)."""
-        return self.attend(x, *self.project(memory), causal)
+        return self.attend(x, *self.project(memory))
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the keys and values of a memory once for many queries: two of (M * B, heads, S, D / heads)."""
@@ -118,6 +118,7 @@ class Recurrent(nn.Module):
     """
 
     gates: int
+    parts: int  # tensors of a state
     single: Callable  # the layer of torch that it is for one model
 
     def __init__(self, models: int, inputs: int, width: int, layers: int = 1, dropout: float = 0.0):
@@ -137,7 +138,7 @@ class Recurrent(nn.Module):
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the zero state for inputs x (M, B, L, C)."""
-        raise NotImplementedError
+        return (x.new_zeros(*x.shape[:2], self.width),) * self.parts
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         ends: State = []
@@ -174,10 +175,7 @@ def is_long(x: Tensor) -> bool:
 class GRU(Recurrent):
     """torch.nn.GRU (batch first) for M models."""
 
-    gates, single = 3, torch.gru
-
-    def start(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x.new_zeros(*x.shape[:2], self.width),)
+    gates, parts, single = 3, 1, torch.gru
 
     def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (GRUStep.apply(x, h, state[0].to(x.dtype)),)  # under autocast the first state is wider
@@ -194,11 +192,7 @@ class GRU(Recurrent):
 class LSTM(Recurrent):
     """torch.nn.LSTM (batch first) for M models."""
 
-    gates, single = 4, torch.lstm
-
-    def start(self, x: Tensor) -> tuple[Tensor, ...]:
-        zero = x.new_zeros(*x.shape[:2], self.width)
-        return zero, zero
+    gates, parts, single = 4, 2, torch.lstm
 
     def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return LSTMStep.apply(x, h, state[1].to(x.dtype))  # under autocast the first cell is wider
