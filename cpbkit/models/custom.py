@@ -46,27 +46,17 @@ class Own(nn.Module):
         weights: dict[str, Tensor] = dict(self.net.named_parameters())
         if self.stacked:
             return vmap(self._one, randomness="same")(weights, x)
-        state = _random_state(x) if self.training else None
+        numbers = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
+        state = numbers.get_state() if self.training else None
         forecasts = []
         for m, window in enumerate(x):
             if state is not None:
-                _set_random_state(x, state)
+                numbers.set_state(state)
             forecasts.append(self._one({name: rows[m] for name, rows in weights.items()}, window))
         return torch.stack(forecasts)
 
     def _one(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(self.net, weights, (x,))
-
-
-def _random_state(x: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
-
-
-def _set_random_state(x: Tensor, state: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.set_rng_state(state, x.device)
-    else:
-        torch.set_rng_state(state)
 
 
 def try_out(make: Make, x: Tensor, horizon: int, targets: int) -> tuple[bool, str]:
