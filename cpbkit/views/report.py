@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import errno
 import hashlib
+import importlib.resources
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,10 +37,6 @@ VERDICT_COLUMNS = (
     *("series", "verdict", "0", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "direction %"),
     *("IC", "fee, bp", "windows"),
 )
-COVERAGE_COLUMNS = (
-    *("series", "head", "inside %", "after wild bars %", "worst step %", "mean width", "score", "naive score"),
-    *("CRPS", "naive CRPS"),
-)
 BARS_COLUMNS = (
     *("series", "there", "files", "first", "last", "expected", "got", "gaps", "unexplained", "zero volume", "flat"),
     "dropped",
@@ -66,16 +63,16 @@ def write_report(
         )
     order = {name: i for i, name in enumerate(experiment.series)}
     results.sort(key=lambda line: order.get(line.series, len(order)))
-    monitor = run.monitor()
-    clock, about = run.clock(), run.about()
-    environment = templates()
-    loader = environment.loader or jinja2.PackageLoader("cpbkit.views")
-    script, _, _ = loader.get_source(environment, "report.js")
+    about = run.about()
+    script = (importlib.resources.files("cpbkit.views") / "templates" / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     judged = verdicts.judgements(results)
-    chosen, left_out = _chosen(experiment, results, judged, series)
+    # Of each series, on the first head that it is judged on.
+    skills = {name: j.skill for group in reversed([*judged.values()]) for name, j in group.items()}
+    chosen, left_out = _chosen([line.series for line in results], skills, series)
     few = [line for line in results if line.series in chosen]
-    page = environment.get_template("report.html").render(
+    template = templates().get_template("report.html")
+    page = template.render(
         light=LIGHT,
         dark=DARK,
         synthetic=is_synthetic(results),
@@ -83,13 +80,13 @@ def write_report(
         script_sha256=digest,
         style=Markup(STYLE),
         left_out=left_out,
-        parts=_parts(run, few, judged),
+        parts=_parts(run, few, judged, skills),
         **_header(run.folder, experiment, results, about.get("parent", "")),
         **_verdicts(run, results, judged),
-        **_intervals(few),
-        **_training(experiment, results, few, monitor, left_out),
+        intervals=_intervals(few),
+        **_training(experiment, results, few, run.monitor(), left_out),
         **_bars(few),
-        clock=_clock(clock),
+        clock=_clock(run.clock()),
         splits=_splits(few),
         purge=counted(max(experiment.task.purge, experiment.task.horizon), "bar"),
         settings=_settings(run.settled),
@@ -118,17 +115,13 @@ def templates() -> jinja2.Environment:
     )
 
 
-def _chosen(
-    experiment: Experiment, results: Sequence[ResultLine], judged: Mapping, series: Sequence[str] | None
-) -> tuple[set[str], str]:
+def _chosen(names: Sequence[str], skills: Mapping[str, float], series: Sequence[str] | None) -> tuple[set[str], str]:
     """Return the series that get a part, and what is to be said of those that get none."""
-    names = [line.series for line in results]
     if series:
         chosen = {check_name("series", name, names) for name in series}
     elif len(names) <= PARTS_AT_MOST:
         chosen = set(names)
     else:
-        skills = {name: j.skill for group in reversed([*judged.values()]) for name, j in group.items()}
         order, half = sorted(skills, key=lambda name: -skills[name]), PARTS_AT_MOST // 2
         chosen = {*order[:half], *order[-half:]}
     if len(chosen) == len(names):
@@ -221,10 +214,9 @@ def skill_mark(j: verdicts.Judgement, low: float, high: float) -> str:
     )
 
 
-def _parts(run: RunFolder, few: Sequence[ResultLine], judged: Mapping) -> list[dict]:
+def _parts(run: RunFolder, few: Sequence[ResultLine], judged: Mapping, skills: Mapping[str, float]) -> list[dict]:
     """Say of each series all that is known of it, in the order of the verdicts."""
     found = {head: verdicts.verdicts(group) for head, group in judged.items()}
-    skills = {name: j.skill for group in reversed([*judged.values()]) for name, j in group.items()}
     parts = []
     for line in sorted(few, key=lambda line: -skills.get(line.series, -np.inf)):
         name = line.series
@@ -323,8 +315,8 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | np.integer) else str(value).replace("T", " ")
 
 
-def _intervals(results: Sequence[ResultLine]) -> dict:
-    rows = [
+def _intervals(results: Sequence[ResultLine]) -> list[list[str]]:
+    return [
         [
             label(line.series),
             head,
@@ -335,7 +327,6 @@ def _intervals(results: Sequence[ResultLine]) -> dict:
         for line in results
         for head, told in line.coverage().items()
     ]
-    return {"intervals": rows, "interval_columns": COVERAGE_COLUMNS}
 
 
 def _percent(share: float | None) -> str:
