@@ -33,7 +33,6 @@ from cpbkit.views.verdict import skill_frame
 from cpbkit.windows.series import TARGETS
 
 CANDLES = 180  # of the newest bars
-NO_FORECAST = "No forecast of the next bars"
 LIBRARY = "bokeh.min.js", "bokeh-api.min.js"  # of the installed package
 BRAND = "cpbkit.page.json"  # tells a page that was written before from somebody's folder
 log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class Site:
             "series": name,
             "label": label(name),
             "meanings": {head: said[name] for head, said in self._meanings.items() if name in said},
-            "note": f"{NO_FORECAST}: {printable(why)}" if told is None else "",
+            "note": f"No forecast of the next bars: {printable(why)}" if told is None else "",
             "synthetic": self.models[name].synthetic,
             "step_ms": _step_ms(name, by_head),
             "forecast": told,
@@ -147,27 +146,24 @@ class Site:
         glances = [self._glance(head) for head in self._judged or ("",)]
         pairs = [name.rpartition("_") for name in self.models]
         experiment = self.run.experiment
-        return (
-            templates()
-            .get_template("site.html")
-            .render(
-                light=LIGHT,
-                dark=DARK,
-                title=f"{experiment.preset} · {len(self.models)} series",
-                synthetic=is_synthetic(self.results),
-                public=self.public,
-                live=live,
-                glances=glances,
-                choices=self._choices(),
-                quantiles=experiment.task.quantiles,
-                coins=list(dict.fromkeys(symbol for symbol, _, _ in pairs)),
-                intervals=list(dict.fromkeys(interval for _, _, interval in pairs)),
-                labels={symbol: symbol.removesuffix("USDT") or symbol for symbol, _, _ in pairs},
-                library=LIBRARY,
-                version=__version__,
-            )
-            .encode()
+        template = templates().get_template("site.html")
+        page = template.render(
+            light=LIGHT,
+            dark=DARK,
+            title=f"{experiment.preset} · {len(self.models)} series",
+            synthetic=is_synthetic(self.results),
+            public=self.public,
+            live=live,
+            glances=glances,
+            choices=self._choices(),
+            quantiles=experiment.task.quantiles,
+            coins=list(dict.fromkeys(symbol for symbol, _, _ in pairs)),
+            intervals=list(dict.fromkeys(interval for _, _, interval in pairs)),
+            labels={symbol: symbol.removesuffix("USDT") or symbol for symbol, _, _ in pairs},
+            library=LIBRARY,
+            version=__version__,
         )
+        return page.encode()
 
     def files(self) -> dict[str, bytes]:
         """Return the files that no series changes, by name: the script, and the library that draws.
@@ -188,7 +184,6 @@ def write_page(
     out: str | os.PathLike | None = None,
     bars: Mapping[str, Bars] | None = None,
     public: bool = False,
-    now: pd.Timestamp | None = None,
 ) -> Path:
     """Write the page of a run as a folder of static files, and return its `index.html`.
 
@@ -201,7 +196,7 @@ def write_page(
     if out.exists() and any(out.iterdir()) and not (out / BRAND).exists():
         raise RunError(f"{out} must be a new or an empty folder, or hold a page that was written before")
     files = site.files()
-    documents = site.documents(site.models, bars, now)
+    documents = site.documents(site.models, bars)
     if notes := [document["note"] for document in documents.values() if document["note"]]:
         log.warning("%d of %d series: %s. The page says why of each", len(notes), len(documents), notes[0])
     for name, content in {**files, "index.html": site.index()}.items():
@@ -268,7 +263,7 @@ def _beside_truth(one: past.Past) -> dict:
 
 def _errors(one: past.Past) -> dict:
     """Return the errors of past forecasts by day, beside those of the last close; from these nobody can tell a bar."""
-    table, scale = one.by_day(), 1e4 if one.unit == "bp" else 1.0
+    table, scale = one.by_day(), verdicts.UNITS.get(one.unit, 1.0)
     parts = [table[table["ahead"] == step] for step in one.ahead]
     return {
         "target": one.target,
