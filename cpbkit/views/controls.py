@@ -24,13 +24,11 @@ class Controls:
         self.series = tuple(series)
         self._menu = ipywidgets.Dropdown(options=self.series, layout={"width": "150px"})
         self._pause = ipywidgets.ToggleButton(value=False, description="pause drawing", layout={"width": "auto"})
-        buttons = [
-            ipywidgets.Button(description=text, layout={"width": "auto"})
-            for text in ("stop after this epoch", "stop this model")
-        ]
-        for button, ask in zip(buttons, (self._ask_all, self._ask_one), strict=True):
-            button.on_click(ask)
-        self._box = ipywidgets.HBox([buttons[0], self._menu, buttons[1], self._pause])
+        stop_all = ipywidgets.Button(description="stop after this epoch", layout={"width": "auto"})
+        stop_all.on_click(self._ask_all)
+        stop_one = ipywidgets.Button(description="stop this model", layout={"width": "auto"})
+        stop_one.on_click(self._ask_one)
+        self._box = ipywidgets.HBox([stop_all, self._menu, stop_one, self._pause])
         view = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
         # Where there is no such view, as in a saved notebook, the other text stands: none.
         self._shown = display({WIDGET: view, "text/plain": ""}, raw=True, display_id=True)

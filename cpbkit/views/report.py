@@ -289,13 +289,8 @@ def _numbers(j: verdicts.Judgement) -> list[list]:
         value, low, high = (getattr(j, field + end) for end in ("", "_low", "_high"))
         if value is not None:
             rows.append([name, f"{_number(times * value, form)}, {_span(times, low, high, form)}"])
-    rows += [["MAE", f"{_digits(j.mae)} {j.unit}".strip()]]
-    rows += [
-        [
-            "RMSE of the naive forecasts",
-            ", ".join(f"{baseline} {_digits(rmse)}" for baseline, rmse in j.baselines.items()),
-        ]
-    ]
+    errors = ", ".join(f"{baseline} {_digits(rmse)}" for baseline, rmse in j.baselines.items())
+    rows += [["MAE", f"{_digits(j.mae)} {j.unit}".strip()], ["RMSE of the naive forecasts", errors]]
     for name, own, naive in (("R²", j.r2, j.r2_persistence), ("MAPE %", j.mape, j.mape_persistence)):
         if own is not None:  # grey, since any copy of the last price scores as well
             rows.append([name, (f"{_number(own, '.4f')}, that of persistence {_number(naive, '.4f')}", "grey")])
