@@ -33,10 +33,6 @@ from cpbkit.views.verdict import skill_frame
 PARTS_AT_MOST = 200  # series that have a part of their own; 10,000 would make a page that no browser opens
 SHOWN = 160  # windows of a chart of forecasts
 # What a phone has room for comes first; the columns after it leave a narrow screen, and stand in the series' part.
-VERDICT_COLUMNS = (
-    *("series", "verdict", "0", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "direction %"),
-    *("IC", "fee, bp", "windows"),
-)
 BARS_COLUMNS = (
     *("series", "there", "files", "first", "last", "expected", "got", "gaps", "unexplained", "zero volume", "flat"),
     "dropped",
@@ -175,7 +171,7 @@ def _verdicts(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) ->
             }
         )
     labels = {name: label(name) for group in judged.values() for name in group}
-    return {"heads": heads, "verdict_columns": VERDICT_COLUMNS, "labels": labels}
+    return {"heads": heads, "labels": labels}
 
 
 def _worth(group: Mapping[str, verdicts.Judgement], found: Mapping[str, verdicts.Verdict], order: Sequence[str]) -> str:
