@@ -21,7 +21,6 @@ KINDS = {
     "optimiser": r"_fused_.*|_foreach_.*|linalg_vector_norm|_amp_.*",
 }
 REST = "rest"  # Python, autograd's own work, and what no kind names
-_NAMES = {kind: re.compile(names) for kind, names in KINDS.items()}
 
 
 def share_out(job: Job) -> dict[str, float]:
@@ -47,4 +46,4 @@ def find_kind(operator: str) -> str:
     if not operator.startswith("aten::"):
         return REST
     name = re.sub(r"_?(_backward.*)?$", "", operator.removeprefix("aten::"))
-    return next((kind for kind, names in _NAMES.items() if names.fullmatch(name)), REST)
+    return next((kind for kind, names in KINDS.items() if re.fullmatch(names, name)), REST)

@@ -57,9 +57,7 @@ def install(library: str, folder: Path) -> tuple[Path, str]:
     """Install a library into a new environment that sees this one's packages; return its Python and the version."""
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    places = {"base": str(folder), "platbase": str(folder)}
-    scheme = "venv" if sys.version_info >= (3, 11) else sysconfig.get_default_scheme()
-    site = Path(sysconfig.get_path("purelib", scheme, places))
+    site = Path(_run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], 60).strip())
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "here.pth").write_text("\n".join(sorted(own)) + "\n")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
