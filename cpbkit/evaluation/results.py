@@ -12,15 +12,12 @@ from cpbkit import foreign
 LOSSES = {"train?": float, "validation?": float}
 WHOLE = ("nominal", "dates", "over_time", "unit", "width", "coverage")  # of what intervals held, what views show
 HELD = {  # by the prediction intervals of a head
-    **{"nominal?": float, "dates?": [datetime], "over_time?": [float], "unit?": str, "width?": float},
-    **{
-        "coverage?": float,
-        "coverage_wild?": float | None,
-        "coverage_worst_step?": float | None,
-        "score?": float,
-        "crps?": float,
-    },
-    **{"score_persistence?": float, "crps_persistence?": float},
+    "dates?": [datetime],
+    "over_time?": [float],
+    "unit?": str,
+    **dict.fromkeys(("nominal?", "width?", "coverage?"), float),
+    **dict.fromkeys(("coverage_wild?", "coverage_worst_step?"), float | None),
+    **dict.fromkeys(("score?", "crps?", "score_persistence?", "crps_persistence?"), float),
 }
 MADE_UP = "SYNTHETIC: the data were made up, so no figure here is one of a market"
 INNER = {  # what the types of the fields leave open

@@ -180,6 +180,7 @@ def judge(
         for end, value in zip(("", "_low", "_high"), found or (None,) * 3, strict=True)
     }
     moved = truth.var(axis=0).mean()
+    of_papers = metrics.diebold_mariano(plain[""], plain[best], horizon)[0] if windows > horizon else 0.0
     return Judgement(
         windows=windows,
         horizon=horizon,
@@ -192,7 +193,7 @@ def judge(
         baselines={name: math.sqrt(plain[name].mean()) * unit_scale for name in baselines},
         **compared,
         **spans,
-        diebold_mariano=_diebold_mariano(plain[""], plain[best], horizon),
+        diebold_mariano=float(np.clip(of_papers, -99, 99)),
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
         mase=metrics.mase(truth, forecast, scale) if scale is not None and scale.mean() > 0 else None,
         **({} if anchors is None else _level_errors(truth, forecast, anchors, unit)),
@@ -233,12 +234,6 @@ def compare(
     p = min(1.0, p * count) if statistic > 0 else p
     statistic = float(np.clip(statistic, -99, 99))
     return {"skill": skill, "skill_low": low, "skill_high": high, "statistic": statistic, "p": p}, notes
-
-
-def _diebold_mariano(loss: np.ndarray, baseline_loss: np.ndarray, horizon: int) -> float:
-    if len(loss) <= horizon:
-        return 0.0
-    return float(np.clip(metrics.diebold_mariano(loss, baseline_loss, horizon)[0], -99, 99))
 
 
 def _level_errors(truth, forecast, anchors, unit) -> dict[str, Any]:
