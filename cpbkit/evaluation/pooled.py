@@ -65,8 +65,7 @@ class Losses:
 def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str = "") -> Losses:
     """Return the losses of one head from what `verdicts.evidence` gathered of it at the origins."""
     truth, variance = part["truth"], part["variance"]
-    baselines = {name: y for name, y in part["baselines"].items() if name != model}
-    lost = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in baselines.items()}
+    lost = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in part["baselines"].items() if name != model}
     own = np.mean((truth - part["forecast"]) ** 2, axis=(1, 2))
     times = series.times[origins].astype("datetime64[s]").astype(np.int64)
     return Losses(times, series.step_seconds, truth.shape[1], variance, own, lost)

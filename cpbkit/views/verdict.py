@@ -116,15 +116,15 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
     figure = Picture(WIDTH, 76 + max(1, len(heads)) * (height + 84))
     for i, head in enumerate(heads):
         table, top = runs[runs["head"] == head], 116 + i * (height + 84)
-        names, order = list(table["run"]), range(rows)
+        names = list(table["run"])
         skills = figure.panel(190, top, 420, height)
         skills.axvline(0, color=INK, lw=1.2)
-        for y, row in zip(order, table.to_dict("records"), strict=False):
+        for y, row in enumerate(table.to_dict("records")):
             colour = COLOURS[row["verdict"]]
             skills.plot([row["low %"], row["high %"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
             skills.plot(row["skill %"], y, "o", color=colour, ms=6)
         skills.set(ylim=(rows - 0.4, -0.6))
-        skills.set_yticks(order[: len(names)], [cut(name, 22) for name in names])
+        skills.set_yticks(range(len(names)), [cut(name, 22) for name in names])
         skills.grid(axis="x")
         skills.set_title(f"{head}: skill against {table['against'].iloc[0]}, %", pad=10)
         matrix = figure.panel(690, top, 520, height)
