@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import shutil
 import sys
 import threading
 
@@ -142,6 +143,25 @@ def test_every_control_of_the_page_works_in_a_browser(pages, visit, public, widt
     page.wait_for_timeout(800)
     assert page.locator("#next .bk-Figure").count() == 1 and page.locator("#past .bk-Figure").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.browser
+def test_a_coin_whose_name_an_address_encodes_is_shown_as_any_other(pages, visit, tmp_path):
+    shutil.copytree(pages[True].parent, tmp_path / "page")
+    renamed = "ETHUSDT", "币安人生USDT"
+    for path in tmp_path.rglob("*ETHUSDT*.js"):
+        path.with_name(path.name.replace(*renamed)).write_text(path.read_text().replace(*renamed), encoding="utf-8")
+    index = tmp_path / "page/index.html"
+    index.write_text(index.read_text(encoding="utf-8").replace(*renamed), encoding="utf-8")
+    page = visit(f"{index.as_uri()}#币安人生USDT_15m")  # a link that somebody sent
+    page.wait_for_selector("body[data-shown=币安人生USDT_15m]")
+    assert page.get_by_label("Coin").input_value() == "币安人生USDT"
+    assert page.locator("ol a[aria-current]").get_attribute("href") == "#币安人生USDT_15m"
+    page.locator("ol a", has_text="BTC 1h").click()
+    page.wait_for_selector("body[data-shown=BTCUSDT_1h]")
+    page.locator("ol a[href='#币安人生USDT_1h']").click()
+    page.wait_for_selector("body[data-shown=币安人生USDT_1h]")
+    assert page.locator("#verdict").inner_text() and page.locator("#note").inner_text() == ""
 
 
 @pytest.fixture(scope="module")

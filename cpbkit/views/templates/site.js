@@ -4,7 +4,8 @@
 const live = "live" in document.documentElement.dataset;
 const byId = (id) => document.getElementById(id);
 const lists = Array.from(document.querySelectorAll("ol"));
-const known = new Map(Array.from(lists[0].querySelectorAll("a"), (a) => [a.hash.slice(1), a]));
+const named = (place) => decodeURIComponent(place.hash.slice(1)); // what a link or the address names: a coin may be 币安人生
+const known = new Map(Array.from(lists[0].querySelectorAll("a"), (a) => [named(a), a]));
 const documents = new Map();
 const drawn = new Map(); // place of a plot -> what is to be removed before the next
 const STALE_MS = 20_000; // a new bar is asked for so long after the last one closed
@@ -220,7 +221,7 @@ async function show(name, keepFocus = true) {
   const glance = lists.find((list) => list.dataset.head === head) ?? lists[0];
   for (const list of lists) list.hidden = list !== glance;
   document.querySelector(".headline").textContent = glance.dataset.headline;
-  for (const link of document.querySelectorAll("ol a")) link.toggleAttribute("aria-current", link.hash === `#${name}`);
+  for (const link of document.querySelectorAll("ol a")) link.toggleAttribute("aria-current", named(link) === name);
   const verdict = byId("verdict");
   byId("name").textContent = known.get(name).querySelector("b").textContent;
   clearTimeout(timer);
@@ -255,7 +256,7 @@ function choose() {
   const name = `${byId("coin").value}_${byId("interval").value}`;
   const other = [...known.keys()].find((one) => one.startsWith(`${byId("coin").value}_`));
   history.replaceState(null, "", `#${known.has(name) ? name : other}`);
-  show(location.hash.slice(1));
+  show(named(location));
 }
 
 byId("coin").addEventListener("change", choose);
@@ -264,6 +265,6 @@ byId("what").addEventListener("change", () => show(shown));
 byId("spread").addEventListener("change", async () => drawNext(await load(shown)));
 byId("ahead").addEventListener("change", async () => drawPast(await load(shown)));
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
-addEventListener("hashchange", () => show(location.hash.slice(1), false));
+addEventListener("hashchange", () => show(named(location), false));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(shown));
-show(decodeURIComponent(location.hash.slice(1)));
+show(named(location));
