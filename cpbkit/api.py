@@ -24,7 +24,7 @@ from cpbkit.errors import NO_ROOM, DataError, RunError, check_name, stoppable
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.pooled import Pooled, gather, pool, say_all
-from cpbkit.evaluation.results import MADE_UP, ResultLine
+from cpbkit.evaluation.results import MADE_UP, ResultLine, is_synthetic
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.evaluation.verdicts import (
     Verdict,
@@ -269,7 +269,6 @@ class Run:
 
     def health(self):
         """Return the picture of the health of the trainings: a row per series, a column per check."""
-        from cpbkit.views.loss import is_synthetic
         from cpbkit.views.verdict import health_figure
 
         return health_figure(check_results(self.results), is_synthetic(self.results))
@@ -310,7 +309,7 @@ class Verdicts:
     @property
     def synthetic(self) -> bool:
         """Whether any of the data were made up."""
-        return any(line.synthetic for line in self.results)
+        return is_synthetic(self.results)
 
     @property
     def headlines(self) -> tuple[str, ...]:

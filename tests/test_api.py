@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from cpbkit.api import Verdicts
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, DataError, RunError, SourceError, UnknownName
+from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.models import zoo
 from cpbkit.training.loop import forecast
 from cpbkit.windows.series import from_klines
@@ -336,3 +338,9 @@ def test_without_days_the_last_twelve_months_are_taken_and_said(tmp_path, caplog
     caplog.clear()
     assert cpb.find_run("quick", source="yahoo", start="2025-03-01", end="2025-03-02", runs=tmp_path) is None
     assert not caplog.text
+
+
+def test_bars_that_only_their_passport_calls_made_up_are_told_above_the_verdicts():
+    line = ResultLine("BTCUSDT_1h", "done", passport={"synthetic": True})
+    assert Verdicts(pd.DataFrame(), {}, [line]).headlines == (MADE_UP,)
+    assert Verdicts(pd.DataFrame(), {}, [replace(line, passport={})]).headlines == ()

@@ -84,6 +84,11 @@ class ResultLine:
 FORM = {**foreign.form_of(ResultLine), **INNER}
 
 
+def is_synthetic(results: Iterable[ResultLine]) -> bool:
+    """Say whether any of the results came from made-up bars."""
+    return any(line.synthetic or line.passport.get("synthetic") for line in results)
+
+
 def group_heads(told: Iterable[Mapping[str, Any]]) -> dict[str, list]:
     """Put together by head what is told by head of each of several: series, or test periods."""
     found: dict[str, list] = {}

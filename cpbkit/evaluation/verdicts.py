@@ -180,7 +180,7 @@ def judge(
         for end, value in zip(("", "_low", "_high"), found or (None,) * 3, strict=True)
     }
     moved = truth.var(axis=0).mean()
-    of_papers = metrics.diebold_mariano(plain[""], plain[best], horizon)[0] if windows > horizon else 0.0
+    diebold_mariano = metrics.diebold_mariano(plain[""], plain[best], horizon)[0] if windows > horizon else 0.0
     return Judgement(
         windows=windows,
         horizon=horizon,
@@ -193,7 +193,7 @@ def judge(
         baselines={name: math.sqrt(plain[name].mean()) * unit_scale for name in baselines},
         **compared,
         **spans,
-        diebold_mariano=float(np.clip(of_papers, -99, 99)),
+        diebold_mariano=float(np.clip(diebold_mariano, -99, 99)),
         spread=math.sqrt(forecast.var(axis=0).mean() / moved) if moved else 0.0,
         mase=metrics.mase(truth, forecast, scale) if scale is not None and scale.mean() > 0 else None,
         **({} if anchors is None else _level_errors(truth, forecast, anchors, unit)),

@@ -2,12 +2,11 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from cpbkit.evaluation.results import ResultLine, Running
+from cpbkit.evaluation.results import ResultLine, Running, is_synthetic
 from cpbkit.views.style import BLUE, FAINT, GREEN, ORANGE, PALE_BLUE, RED, WIDTH, Picture, label, look, name_ends
 
 DASHES = (0, (4, 2.5))
@@ -23,11 +22,6 @@ def lowest(curve: np.ndarray) -> int | None:
     """Return the index of the lowest finite loss; None where there is none."""
     finite = np.flatnonzero(np.isfinite(curve))
     return int(finite[np.argmin(curve[finite])]) if len(finite) else None
-
-
-def is_synthetic(results: Sequence[ResultLine]) -> bool:
-    """Say whether any of the results came from made-up bars."""
-    return any(line.synthetic or line.passport.get("synthetic") for line in results)
 
 
 @look()

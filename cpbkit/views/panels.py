@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.evaluation import verdicts
-from cpbkit.evaluation.results import ResultLine, Running
-from cpbkit.views.loss import is_synthetic, lowest, relative
+from cpbkit.evaluation.results import ResultLine, Running, is_synthetic
+from cpbkit.views.loss import lowest, relative
 from cpbkit.views.page import Html, page
 from cpbkit.views.strip import strips
 from cpbkit.views.style import label, stamped

@@ -19,12 +19,12 @@ from cpbkit.config.experiment import PARTS, Experiment
 from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation import past, pooled, verdicts
-from cpbkit.evaluation.results import ResultLine
+from cpbkit.evaluation.results import ResultLine, is_synthetic
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration
 from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
 from cpbkit.views.chart import chart
-from cpbkit.views.loss import is_synthetic, lowest, relative
+from cpbkit.views.loss import lowest, relative
 from cpbkit.views.page import STYLE
 from cpbkit.views.panels import sweep_html
 from cpbkit.views.style import DARK, LIGHT, label, stamped

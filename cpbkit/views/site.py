@@ -21,12 +21,12 @@ from cpbkit.config.experiment import Experiment
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, validate
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.evaluation import past, verdicts
+from cpbkit.evaluation.results import is_synthetic
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.settle import Bars
 from cpbkit.runs.trained import Forecast, TrainedModel
 from cpbkit.texts import printable
-from cpbkit.views.loss import is_synthetic
 from cpbkit.views.report import skill_mark, templates
 from cpbkit.views.style import DARK, LIGHT, label
 from cpbkit.views.verdict import skill_frame

@@ -10,10 +10,10 @@ from matplotlib.dates import date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cpbkit.evaluation import metrics, verdicts
-from cpbkit.evaluation.results import ResultLine, group_heads
+from cpbkit.evaluation.results import ResultLine, group_heads, is_synthetic
 from cpbkit.evaluation.verdicts import Judgement, Verdict
 from cpbkit.quantities import counted
-from cpbkit.views.loss import DASHES, is_synthetic
+from cpbkit.views.loss import DASHES
 from cpbkit.views.market import calendar
 from cpbkit.views.style import (
     BLUE,
