@@ -332,7 +332,45 @@ def of_another_sample(apart=True):
             step(model, optimizer, a, b)
 
 
+def with_a_new_head(freeze):
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # too early
+    model.requires_grad_(not freeze)
+    model[2] = nn.Linear(64, 1)
+    for _ in steps():
+        step(model, optimizer)
+
+
+def with_a_new_head_on_a_frozen_body():
+    with_a_new_head(freeze=True)
+
+
+def with_a_new_head_on_a_body_that_learns():
+    with_a_new_head(freeze=False)
+
+
+class Experts(nn.Module):
+    """Of two parts one is never asked, and the body in front, which gets gradients, is left as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 64)
+        self.asked, self.other = nn.Linear(64, 1), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.asked(self.body(x).relu())
+
+
+def an_expert_that_is_not_asked():
+    model = Experts()
+    optimizer = torch.optim.Adam([*model.asked.parameters(), *model.other.parameters()])
+    for _ in steps():
+        step(model, optimizer)
+
+
 WRONG = {
+    with_a_new_head_on_a_frozen_body: ("REPLACED", "# too early"),
+    with_a_new_head_on_a_body_that_learns: ("REPLACED", "# too early"),
     layers_in_a_list: ("UNREGISTERED", "# listed"),
     of_another_sample: ("UNPAIRED", "# zipped"),
     never_stepped: ("NOT_STEPPED", "# not called"),
@@ -548,6 +586,7 @@ def an_input_that_is_learned():
 
 
 RIGHT = [
+    an_expert_that_is_not_asked,
     an_input_that_is_learned,
     shuffled_with_a_sorted_validation,
     a_last_layer_that_begins_at_zero,

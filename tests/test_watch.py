@@ -623,7 +623,7 @@ def test_a_frozen_part_of_the_model_is_no_validation():
 
 def fit(model, optimizer, x, steps, teacher=None):
     for _ in range(steps):
-        y = torch.zeros(len(x), 64)
+        x, y = x.roll(1, 0), torch.zeros(len(x), 64)
         if teacher:
             with torch.no_grad():
                 y = teacher(x)
@@ -1157,6 +1157,24 @@ def test_an_error_that_an_interrupt_brings_about_is_no_failure_of_the_script(tmp
     assert ended.startswith("stopped by Ctrl-C" if interrupted else "the script failed: RuntimeError: a worker exited")
     assert ("Traceback" in capsys.readouterr().err) != interrupted
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_python_drops_ends_the_script_all_the_same(tmp_path):
+    dropping = """
+import os, signal
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+last = Last()
+del last
+time.sleep(20)
+"""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT + dropping)
+    began = time.perf_counter()
+    _, ended = run_script(str(path), live=False)
+    assert ended.startswith("stopped by Ctrl-C") and time.perf_counter() - began < 15
 
 
 def test_a_script_that_trains_nothing_says_so(tmp_path):

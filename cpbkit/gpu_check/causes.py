@@ -26,6 +26,7 @@ STEPS_A_START = 200  # of workers: below, starting them is what takes the time
 REPEATED = 0.15
 UNUSED = 0.4  # of the gradients
 ANOTHER_THREAD = 0.5  # looks at it, a look
+BACKWARD = 4  # times a pass forward: two are usual
 PADDING = 0.6  # of the ids
 ROWS_MOVED, NUMBERS_MOVED = 20, 1e6  # rows of an embedding for each that is read, and numbers in all
 TOO_MANY = 2  # threads a core
@@ -246,7 +247,7 @@ def _find_unused(seen: Seen) -> Iterator[Cause]:
         text = f"{seen.unused:.0%} of the gradients that backward computes are of weights that no optimiser moves"
         cure = "of a part that is not to be trained, requires_grad_(False), or run it under torch.no_grad(); else give "
         cure += "its weights to the optimiser"
-        text += f"{at(seen.optimizer_line or _top(seen, 'backward'))}."
+        text += f"{at(seen.unused_line or seen.optimizer_line or _top(seen, 'backward'))}."
         yield Cause(weight, "WASTED_WORK", "UNUSED_GRADIENTS", text, fix("no such gradients", weight, cure))
 
 
@@ -275,6 +276,14 @@ def _find_second_graph(seen: Seen) -> Iterator[Cause]:
         cure = "loss.backward() without create_graph=True, which also keeps weights and gradients in memory for ever"
         text += f"{at(seen.second_graph)}."
         yield Cause(max(gain, 0.3), "WASTED_WORK", "CREATE_GRAPH", text, fix("no second graph", gain, cure))
+
+
+def _find_retained(seen: Seen) -> Iterator[Cause]:
+    again = seen.share("backward") - BACKWARD * seen.share("forward")
+    if seen.retained and seen.passes > 2 and again > TAKES_MUCH:
+        text = f"Each of {seen.passes:.0f} passes backward a step goes through the graphs of those before it once more"
+        cure = "carry a state on as state.detach(); or add up the losses, and go backward once"
+        yield Cause(again, "GRAPH_KEPT", "", f"{text}{at(seen.retained)}.", fix("each graph once", again, cure))
 
 
 def _find_repeated(seen: Seen) -> Iterator[Cause]:
@@ -397,6 +406,7 @@ BESIDE_DEVICE: tuple[Callable[[Seen], Iterator[Cause]], ...] = (  # of equal wei
     _find_thrown,
     _find_denormal,
     _find_second_graph,
+    _find_retained,
     _find_repeated,
     _find_one_hot,
     _find_kept,

@@ -37,8 +37,9 @@ GROWN = 100e6  # bytes of the process: less is its allocators settling in
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PADDING = (  # lines that fill rows up
     r"^(?!.*(Parameter|Embedding|mask)).*"
-    r"(\]\s*\*\s*\(.*\blen\(|\bpad\(|max_length|(zeros|full)\(.*(?i:max)|\.ljust\()"
+    r"(\]\s*\*\s*\(.*\blen\(|\bpad\(|(zeros|full)\(.*(?i:max)|\.ljust\()"
 )
+LENGTH = "max_length"  # or lines that say how far
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 
@@ -50,7 +51,8 @@ class Notes:
     sampler: Sampler
     main: torch.optim.Optimizer | None  # whose steps count
     steps: int = 0
-    backwards: int = 0
+    backwards: int = 0  # passes
+    graded: int = 0  # of them, calls of torch.autograd.grad
     first: float = math.nan  # time of the first noted step
     last: float = math.nan
     lost: float = 0.0  # seconds of steps that were counted
@@ -66,7 +68,9 @@ class Notes:
     weights: list[weakref.ref] = field(default_factory=list)  # that backward reaches
     reached: dict[int, int] = field(default_factory=dict)  # their identities -> their numbers
     unregistered: bool = False  # layers that the loss reaches lie in a plain list
+    replaced: bool = False  # layers that the loss reaches took the place of some that an optimiser holds
     second_graph: bool = False  # a pass backward builds one, as with create_graph=True
+    retained: OwnLine | None = None  # a pass backward that keeps its graph, as with retain_graph=True
     kept: str = ""  # the line that keeps graphs, when it was last looked for
     marks: list[tuple[int, weakref.ref, OwnLine | None]] = field(default_factory=list)  # (pass backward, mark, line)
     hooks: list[tuple[int, int]] = field(default_factory=list)  # (steps, the most hooks of one module) at these
@@ -83,6 +87,15 @@ class Notes:
     def seconds(self) -> float:
         """From the end of the first step to that of the last, without the steps that were counted."""
         return max(self.last - self.first - self.lost, 0.0) if self.steps > 1 else 0.0
+
+    def begin_anew(self) -> None:
+        """Forget what was seen of a training that is over."""
+        self.steps = self.backwards = self.graded = 0
+        self.soundness = Soundness()
+        self.first = self.last = math.nan
+        self.lost = self.cpu = 0.0
+        for seen in (self.counted, self.reached, self.weights, self.marks, self.hooks, self.memory):
+            seen.clear()
 
     def add_up(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
@@ -110,6 +123,7 @@ class Notes:
             threads=threads / cores,
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
+            unused_line=self._find_unused_call(),
             thrown=thrown,
             thrown_line=thrown_at and self._line(thrown_at),
             optimizer_line=self._find_text(OPTIMIZER),
@@ -126,6 +140,8 @@ class Notes:
             growth=self._find_growth(),
             held=self._find_holding(),
             second_graph=self._find_second_graph(),
+            retained=self._line(self.retained) if self.retained else None,
+            passes=self.backwards / max(self.steps, 1),
             workers=workers,
             starts=len(self.starts),
             starts_line=self._line(at) if self.starts and (at := self.starts[-1]) else None,
@@ -270,11 +286,22 @@ class Notes:
 
     def _find_unused(self) -> float:
         """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
-        moved = self._moved
+        moved = self._moved - self.past
         if self.by_hand or not moved:
             return 0.0
         unused = sum(size for weight, size in self.reached.items() if weight not in moved)
         return unused / max(sum(self.reached.values()), 1)
+
+    def _find_unused_call(self) -> Line | None:
+        """Return the line that calls a model whose weights get gradients, and no optimiser moves any of them."""
+        moved, reached = self._moved - self.past, set(self.reached)
+        weights = {number: set(map(id, model.parameters())) for number, model in self.roles.alive().items()}
+        unused = {number for number, held in weights.items() if held & reached and not held & moved}
+        seconds: defaultdict[OwnLine, float] = defaultdict(float)
+        for stack, spent in dict(self.sampler.seen).items():
+            if stack.phase == "forward" and stack.root in unused and len(stack.own) > stack.inside:
+                seconds[stack.own[stack.inside]] += spent
+        return self._line(max(seconds, key=seconds.__getitem__)) if seconds else None
 
     def _find_repeated(self) -> tuple[float, bool, OwnLine | None]:
         """Return (share of the operators' time that makes the same numbers again, whether within one step, the line).
@@ -310,6 +337,8 @@ class Notes:
                 wrong["SORTED"] = at
         if self.unregistered and self.backward:
             wrong["UNREGISTERED"] = self.backward[0]
+        if self.replaced and self.backward:
+            wrong["REPLACED"] = self.backward[0]
         both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
         if len(self.optimizers) == 1 and max(both.values(), default=0) == 2:
             wrong["UNPAIRED"] = max(both, key=both.__getitem__)
@@ -329,9 +358,15 @@ class Notes:
         weights = {id(weight) for layer in layers for weight in layer.parameters()}
         return bool(moved) and bool(weights & reached) and not weights & moved
 
+    def has_replaced(self) -> bool:
+        """Say whether an optimiser holds weights of a running model, and in place of others some that are in none."""
+        held = {id(weight) for model in self.roles.alive().values() for weight in model.parameters()}
+        reached, moved = set(self.reached), self._moved
+        return bool(moved & held) and bool(moved - held - reached) and bool(reached & held - moved)
+
     def _find_padding_line(self) -> Line | None:
         at = next((c.padding[2] for c in self.counted if c.padding), None)
-        return at and (self._find_text(PADDING) or self._line(at))
+        return at and (self._find_text(PADDING) or self._find_text(LENGTH) or self._line(at))
 
     def find_weights(self) -> list[torch.Tensor]:
         """Return the weights that are trained: the optimiser's, or by hand those that backward reaches."""
@@ -406,7 +441,7 @@ class Notes:
 
     def _find_calls(self, found: Attribution) -> tuple[int, Line | None]:
         """Return the calls of a model in a step from one line of a loop that does not go through time."""
-        for at, calls in max((c.calls for c in self.counted), key=Counter.total).most_common(1):
+        for (at, _), calls in max((c.calls for c in self.counted), key=Counter.total).most_common(1):
             line = self._line(at)
             loops = source.find_loops(line.file, line.line)
             inner = [x for x in loops if found.loop is None or not x.holds(found.loop.file, found.loop.start)]
@@ -425,7 +460,10 @@ class Notes:
     def _find_holding(self) -> Line | None:
         number, line = self.backward[0] if self.backward else (0, 0)
         kept = line and source.find_holding(self.roles.codes[number].co_filename, line)
-        return self._line((number, kept)) if kept else None
+        if kept:
+            return self._line((number, kept))
+        lines = (self._line(at) for at in {at for c in self.counted for at in c.lines} if at)  # as of a hook
+        return next((line for line in lines if source.is_holding(line.file, line.line)), None)
 
     def _find_second_graph(self) -> Line | None:
         """Return the pass backward with create_graph=True, where no gradient of a gradient is asked for."""

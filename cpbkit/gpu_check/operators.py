@@ -102,9 +102,9 @@ class Operators(TorchDispatchMode):
         self.wrong: dict[str, OwnLine] = {}  # soundness.OF_OPERATORS that was seen -> line
         self.padding: tuple[float, bool, OwnLine] | None = None  # (share of the ids, of each row too, line)
         self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
-        self._thin = 0, 0  # (place in memory of a gradient that is 0 but for one step in time, steps)
+        self._thin: tuple[StorageWeakRef, int] | None = None  # (a gradient that is 0 but for one step in time, steps)
         self.results: dict[tuple, Result] = {}  # of slow operators forward, by what they made
-        self.calls: Counter[OwnLine] = Counter()  # of models, with gradients, by own line
+        self.calls: Counter[tuple[OwnLine, int]] = Counter()  # of models, with gradients, by (own line, identity)
         self.denormal_seconds = 0.0  # of operators on numbers that are nearly 0, which a CPU computes slowly
         self.denormal_line: OwnLine | None = None  # the first that makes some
         self.packed = False  # a recurrent layer is told the lengths of its rows
@@ -186,10 +186,12 @@ class Operators(TorchDispatchMode):
         if torch.is_grad_enabled() and isinstance(made, torch.Tensor) and made.is_floating_point():  # argmax ends there
             calls.tracked |= any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if packet in ONE_OF_MANY and len(args[1]) == 3 and args[2] == 1 and args[1][1] >= LONG:
-            self._thin = made.data_ptr(), args[1][1] if args[0].numel() * args[1][1] == made.numel() else 0
+            steps = args[1][1] if args[0].numel() * args[1][1] == made.numel() else 0
+            self._thin = StorageWeakRef(made.untyped_storage()), steps
         strided = all(x.layout is torch.strided for x in (made, *args) if isinstance(x, torch.Tensor))
-        if strided and packet is aten.mm and args[0].data_ptr() == self._thin[0] and args[0].numel() >= LARGE:
-            self.last = max(self.last, self._thin[1] * (len(args[1]) >= WIDE * args[1].shape[1]))
+        if strided and packet is aten.mm and self._thin and args[0].numel() >= LARGE:
+            if StorageWeakRef(args[0].untyped_storage()) == self._thin[0] and len(args[1]) >= WIDE * args[1].shape[1]:
+                self.last = max(self.last, self._thin[1])
         if isinstance(made, torch.Tensor):
             self._note_made(line, function, args, made, seconds, strided)
         self._note_modes()
@@ -296,7 +298,7 @@ class Operators(TorchDispatchMode):
         try:
             stack = self.roles.read(sys._getframe(1))
             if stack.root == id(module) and stack.own:  # no part of another one
-                self.calls[stack.own[0]] += 1
+                self.calls[stack.own[0], stack.root] += 1
         except Exception as error:  # as above
             self.problem = f"a call was not counted: {type(error).__name__}: {error}"
 

@@ -1,5 +1,6 @@
 """A training script of any kind, run under the watch."""
 
+import _thread
 import contextlib
 import os
 import re
@@ -17,6 +18,7 @@ from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.watch import UNSTEPPED, Watch, watch
 
 THREADS = re.compile(r"""environ(?:\.setdefault\(|\[)\s*["'](OMP|MKL)_NUM_THREADS["']\]?\s*[=,]\s*["']?(\d+)""")
+AGAIN = 0.1  # s
 STOPPED = "stopped by Ctrl-C: what follows is what was seen so far"
 
 
@@ -24,9 +26,11 @@ STOPPED = "stopped by Ctrl-C: what follows is what was seen so far"
 def _interrupts() -> Iterator[list[int]]:
     """Yield the signals of Ctrl-C that came: an error that follows one is its consequence.
 
-    Ctrl-C ends a loader's workers as well, and Python drops the KeyboardInterrupt itself where it comes in a callback.
+    Ctrl-C ends a loader's workers as well. Python drops a KeyboardInterrupt that comes in a callback, as in `__del__`:
+    then it is raised again a little later.
     """
     came: list[int] = []
+    again: list[threading.Timer] = []
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield came
@@ -36,13 +40,30 @@ def _interrupts() -> Iterator[list[int]]:
         came.append(number)
         signal.default_int_handler(number, frame)
 
+    def repeat(lost):
+        if lost.exc_type is not KeyboardInterrupt:
+            hook(lost)
+            return
+        again.append(threading.Timer(AGAIN, _interrupt))
+        again[-1].start()
+
     signal.signal(signal.SIGINT, note)
-    sys.unraisablehook = lambda lost: None if lost.exc_type is KeyboardInterrupt else hook(lost)
+    sys.unraisablehook = repeat
     try:
         yield came
     finally:
+        for timer in again:
+            timer.cancel()
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
+
+
+def _interrupt() -> None:
+    """Interrupt the main thread as Ctrl-C does."""
+    if hasattr(signal, "pthread_kill"):  # wakes it from a sleep too
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) -> tuple[Watch, str]:

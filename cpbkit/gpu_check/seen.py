@@ -39,12 +39,15 @@ class Seen:
     threads_line: Line | None = None  # that sets them
     unsound: tuple[tuple[Unsound, Line | None], ...] = ()  # the worst first
     unused: float = 0.0  # share of the gradients, in numbers, that no optimiser uses
+    unused_line: Line | None = None  # that calls a model which has nothing else
     thrown: float = 0.0  # share of the gradients, in numbers, that are set to zero before a step uses them
     thrown_line: Line | None = None  # the pass backward that makes them
     repeated: float = 0.0  # share of the time in which the same numbers are computed again
     repeated_within: bool = False  # a step, or else from step to step
     repeated_line: Line | None = None
     second_graph: Line | None = None  # a pass backward that can be differentiated, and is not
+    retained: Line | None = None  # a pass backward that keeps its graph for another one
+    passes: float = 0.0  # backward, a step
     optimizer_line: Line | None = None  # that makes it
     float64_line: Line | None = None  # that asks for it
     small_batch: tuple[int, Line | None] = (0, None)  # samples, where they are few, and the line that says so

@@ -45,10 +45,11 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
 )  # fmt: skip
 
 
+MOVING = re.compile(r"\.(replace|rename|unlink|write_\w+)\(")  # of pathlib, as where a file is put in its place
 READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
 REPLAY = r"choice\(.*\bp ?=|zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
 DRAWING = re.compile(r"\brandom\.(rand|choice|uniform|gauss|sample)(?!.*(\bp ?=|size))")  # one number at a time
-MADE_OF_A_LIST = re.compile(r"torch\.(as_)?tensor\(|np\.array\(")
+MADE_OF_A_LIST = r"torch\.(as_)?tensor\(|np\.array\("
 CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
     (set(), r"next\( *iter\(", "make the iterator once, `for x, y in loader:`; each iter() shuffles and begins anew"),
     ({WAITING}, r"\bq(ueue)?\.get|\.get\(",
@@ -320,7 +321,10 @@ class _Training:
 
 def find_kind(text: str, library: str) -> str:
     """Name what a line does besides training; "" for what may be torch's own work."""
-    if library in ("pandas", "numpy") and re.search(KINDS[0][2], text):  # they compute, and write files too
+    # These compute or read, and write files too.
+    if (library in ("pandas", "numpy") and re.search(KINDS[0][2], text)) or (
+        library == "pathlib" and MOVING.search(text)
+    ):
         return "saving"
     for noun, libraries, pattern, _ in KINDS:
         if library in libraries or (not libraries and library in ("pandas", "numpy") and re.search(pattern, text)):
@@ -362,6 +366,6 @@ def cure_of_data(line: Line | None) -> str:
     for kinds, pattern, cure in CURES_OF_DATA:
         if kind in kinds or re.search(pattern, text) or ("re" in kinds and re.search(pattern, body)):
             return cure
-    if DRAWING.search(text) or (DRAWING.search(body) and MADE_OF_A_LIST.search(text)):
+    if DRAWING.search(text) or (DRAWING.search(body) and re.search(rf"^(while|for)\b|{MADE_OF_A_LIST}", text)):
         return "draw a whole batch at once, torch.randint(n, (size,)), and once more what may not be among it"
     return "do it once before training and keep the result; what must differ each time goes into num_workers=2 or more"

@@ -25,6 +25,7 @@ WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a 
 
 
 TENSORS = r"from_numpy\(|torch\.(as_)?tensor\(|TensorDataset\("  # lines that make them of other numbers
+QUOTIENTS = r"/ *\(?[\w.]*(std|sd|sigma|norm)\b|torch\.(log|sqrt)\("  # lines that make nan or inf of 0
 SCALES = ("INPUTS_NOT_SCALED", "TARGETS_NOT_SCALED")  # wrong only where nothing is learned
 
 
@@ -43,6 +44,9 @@ OF_OPERATORS = {
     "MADE_ANEW": (
         "A layer is made anew at every step: its weights are random each time, and none of them learns",
         "make it once, in __init__ of the model (before the optimiser), and call it in forward", ""),
+    "REPLACED": (
+        "A layer that runs is not among the optimiser's weights, which hold one that it replaced: it never moves",
+        "make the optimiser after the last change to the model: torch.optim.Adam(model.parameters())", OPTIMIZER),
     "UNREGISTERED": (
         "Layers lie in a plain list or dictionary: they are not in model.parameters(), and no optimiser trains them",
         "nn.ModuleList([...]) or nn.ModuleDict({...}), before the optimiser is made",
@@ -246,13 +250,15 @@ class Soundness:
         wrong = [reason for reason in OF_OPERATORS if reason in wrong and allowed.get(reason, True)]
         if infinite and not any(reason in SCALES for reason in wrong):
             text = "The loss is nan or infinite, and the training goes on: it learns nothing"
+            pattern = ""
             cure = "look for nan, inf, log(0) and x / 0 in the inputs (torch.isfinite(x).all()), then for too high a "
             cure += "learning rate; and stop where math.isfinite(loss.item()) is false"
             if sum(map(math.isfinite, self._losses)) < 2:  # too soon for a rate
                 cure = "look for nan and inf in the inputs (torch.isfinite(x).all()), and for a root, a norm, a "
                 cure += "logarithm or a quotient of 0, whose gradients are infinite: sqrt(x + 1e-8), "
                 cure += "log(x.clamp(min=1e-8))"
-            yield Unsound("LOSS_NOT_FINITE", text, cure, "")
+                pattern = QUOTIENTS
+            yield Unsound("LOSS_NOT_FINITE", text, cure, pattern)
         for reason in wrong:
             yield Unsound(reason, *OF_OPERATORS[reason])
         if self._made >= LEAST and self._made > 0.5 * self._steps:

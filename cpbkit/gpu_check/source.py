@@ -157,14 +157,23 @@ def find_holding(file: str, line: int) -> int:
     around = [node for node in path if isinstance(node, LOOPS)] or path[:1]
     parts: Iterable[Any] = (part for node in around for part in ast.walk(node))
     for node in parts:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            given = node.value.args if getattr(node.value.func, "attr", "") in ADDING else []
-        else:
-            given = [node.value] if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) else []
-        items = [x for each in given for x in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])]
-        if any(ast.unparse(item).strip("0123456789.") and not NUMBERS.search(ast.unparse(item)) for item in items):
+        if _holds(node):
             return node.lineno
     return next((node.lineno for node in whole if KEEPING.search(read_line(file, node.lineno))), 0)
+
+
+def is_holding(file: str, line: int) -> bool:
+    """Say whether a line adds more than numbers to a collection."""
+    return any(map(_holds, find_path(file, line)))
+
+
+def _holds(node: Any) -> bool:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        given = node.value.args if getattr(node.value.func, "attr", "") in ADDING else []
+    else:
+        given = [node.value] if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) else []
+    items = [x for each in given for x in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])]
+    return any(ast.unparse(item).strip("0123456789.") and not NUMBERS.search(ast.unparse(item)) for item in items)
 
 
 def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:

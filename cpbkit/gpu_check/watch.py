@@ -36,6 +36,8 @@ MANY = 5000  # operators a step: counting them once is enough
 MOST_MARKS = 1000  # then every second one is let go
 FOLLOWED = 16  # nodes of a loss's graph
 TURNS = 50  # steps of other optimisers without one of the first: its training is over
+# Sooner, where its own steps came one after another, as a teacher's before its student's: so many, and times its own.
+SOON, FEW_STEPS, TIMES_ITS_OWN = 8, 4, 2
 UNSTEPPED = 8  # passes backward without an optimiser of torch's: then each of them counts as a step, until there is one
 MARKS = 0.02  # s between two losses whose graphs are followed
 TICK = 0.5  # s between two looks at the memory
@@ -63,6 +65,8 @@ class Watch:
         self._marks_apart = MARKS
         self._turns = 0  # steps of others since the last of the optimiser whose steps count
         self._turned = 0  # steps at the last of these
+        self._mixed = False  # they took turns
+        self._taken: set[int] = set()  # identities of those whose steps have counted
         self._stepped = 0  # steps at the last pass backward
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
         self._again = 1  # steps after which its lines are read again
@@ -84,6 +88,7 @@ class Watch:
         self._nvml: Any = load_nvml()[0] if torch.cuda.is_available() else None
         self._exits.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._exits.enter_context(_replaced(torch.autograd, "backward", self._follow))
+        self._exits.enter_context(_replaced(torch.autograd, "grad", self._follow_by_hand))
         self._exits.enter_context(_replaced(DataLoader, "__iter__", self._note_loader))
         self.notes.sampler.start()
         return self
@@ -193,14 +198,28 @@ class Watch:
             if notes.soundness.note_optimizer(optimizer, notes.main):
                 notes.main = optimizer
             # Of several optimisers, as of a GAN, the first one's steps count, while it takes any.
+            self._mixed |= self._turns > 0 and optimizer is notes.main
             self._turns = (self._turns if notes.steps == self._turned else 0) + (optimizer is not notes.main)
             self._turned = notes.steps
-            if notes.main is None or (self._optimizer is None and self._turns > TURNS):
-                notes.past |= notes.optimizers.get(id(notes.main), set())
-                notes.past -= notes.optimizers[id(optimizer)]
-                notes.main = optimizer
+            most = TURNS
+            if FEW_STEPS <= notes.steps < TURNS / TIMES_ITS_OWN and not self._mixed:
+                most = max(SOON, TIMES_ITS_OWN * notes.steps)
+            if notes.main is None or (self._optimizer is None and self._turns > most):
+                self._take(optimizer)
             if optimizer is notes.main:
                 self._note_step(time.perf_counter(), frame, optimizer)
+
+    def _take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the steps of another optimiser count; of one that trains from here on, what was seen before is over."""
+        notes = self.notes
+        if notes.main is not None and id(optimizer) not in self._taken:
+            self._stop_counting(whole=False)
+            self._again, self._turns, self._cpu_lost = 1, 0, 0.0
+            notes.begin_anew()
+        self._taken |= {id(notes.main), id(optimizer)}
+        notes.past |= notes.optimizers.get(id(notes.main), set())
+        notes.past -= notes.optimizers[id(optimizer)]
+        notes.main = optimizer
 
     def _is_watched(self) -> bool:
         """Say whether this is the thread that trains: that of the first step, which need not be the main one."""
@@ -224,13 +243,14 @@ class Watch:
             notes.cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if notes.steps >= self._again:  # ever more rarely
             self._again = 2 * notes.steps
-            if weights := notes.find_weights():
+            if (weights := notes.find_weights()) and not notes.graded:  # there, gradients are not kept with the weights
                 notes.soundness.note_gradients(weights)
             notes.hooks.append((notes.steps, notes.count_hooks()))
             notes.step = notes.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             # At the end of a function its model and its list of losses are gone.
             notes.kept = notes.find_kept() or notes.kept
             notes.unregistered = notes.unregistered or notes.has_unregistered()
+            notes.replaced = notes.replaced or notes.has_replaced()
         if torch.cuda.is_initialized():
             self._ask_device()
         if notes.steps in COUNTED and self._may_count():
@@ -262,16 +282,29 @@ class Watch:
         notes.lost += time.perf_counter() - self._began
         self._cpu_lost += time.thread_time() - self._cpu_began
 
+    def _follow_by_hand(self, original, tensors, *args, **kwargs):
+        """Stand in for torch.autograd.grad, which is a pass backward where neither an optimiser nor another is seen."""
+        notes = self.notes
+        trains = notes.by_hand or not (notes.steps or notes.backwards > notes.graded)
+        if not trains or kwargs.get("create_graph"):
+            return original(tensors, *args, **kwargs)
+        notes.graded += 1
+        return self._pass(sys._getframe(2), original, tensors, *args, **kwargs)
+
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: look at the graph of a loss now and then."""
+        return self._pass(sys._getframe(2), original, tensors, *args, **kwargs)
+
+    def _pass(self, frame: FrameType, original, tensors, *args, **kwargs):
         notes = self.notes
-        frame = sys._getframe(2)
         due = self._mark_due and self._is_watched()
         if due or notes.thrown.waits or (notes.by_hand and not notes.reached):
             with self._unharmed("a pass backward"):
                 notes.thrown.note_backward()
                 if due:
                     notes.second_graph = bool(kwargs.get("create_graph") or args[2:3] == (True,))
+                    kept = (kwargs.get("retain_graph") or args[1:2] == (True,)) and not notes.second_graph
+                    notes.retained = notes.roles.own_line(frame) if kept else None
                     self._note_loss(tensors, frame)
                 # Without an optimiser nothing else tells what moves, and the first steps' operators are counted.
                 if not notes.reached and notes.steps > 1:
