@@ -504,7 +504,7 @@ class ByHand:
                 weight.grad.square().sort()  # looks on
 
 
-@pytest.mark.parametrize("also", [0, 8])
+@pytest.mark.parametrize("also", [0, 3])
 def test_an_optimiser_written_by_hand_is_told_from_what_else_is_done_with_gradients(also):
     torch.manual_seed(0)
     model, x, y = Wide(), torch.randn(16, 64), torch.randint(0, 10, (16,))
