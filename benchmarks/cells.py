@@ -7,7 +7,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ def ways(kind: type[Recurrent], models: int, inputs: int, width: int) -> Iterato
         layer = (fused if name == "fused cell" else kind)(models, inputs, width).cuda()
         layer.load_state_dict(first.state_dict())
         # In place of the methods, of this layer alone.
-        vars(layer)["scan"] = in_streams(layer) if name.startswith("cuDNN") else partial(Recurrent.scan, layer)
+        vars(layer)["scan"] = in_streams(layer) if name.startswith("cuDNN") else layer.scan_by_steps
         if name == "compiled cell":
             vars(layer)["cell"] = torch.compile(layer.cell)
         yield name, layer

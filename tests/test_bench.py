@@ -96,6 +96,7 @@ def one_core(monkeypatch):
     monkeypatch.setattr(sweep, "QUICK", Effort(0.0, 2, (1, 2)))
 
 
+@pytest.mark.long
 def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     said = []
     document = bench_sweep(["quick"], quick=True, models=2, say=said.append)
@@ -305,6 +306,7 @@ def test_indicators_without_ta_lib_say_so(monkeypatch):
     assert "ratio" not in document and "Not compared: TA-Lib is not installed" in "\n".join(indicators.render(document))
 
 
+@pytest.mark.long
 def test_the_doctor_is_scored_through_the_public_door(monkeypatch, tmp_path):
     (tmp_path / "idle.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\nx = 1\n")
     monkeypatch.setattr(doctor, "OWN_LOOPS", tmp_path)

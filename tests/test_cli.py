@@ -24,7 +24,7 @@ import cpbkit as cpb
 from benchmarks.archive_server import make_rows, milliseconds, serving
 from cpbkit.cli.command import Commands, settle_as_told, status_line
 from cpbkit.cli.main import cpbkit
-from cpbkit.config.experiment import to_json, vary
+from cpbkit.config.experiment import Data, to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.cache import Entry
 from cpbkit.data.klines import Incomplete
@@ -379,6 +379,13 @@ def test_a_symbol_that_would_be_a_path_is_refused(tmp_path):
     shown = run("sweep", *wish, "--symbols", "../../../OUT", "--run", tmp_path / "a" / "b" / "run")
     assert shown.exit_code == 2 and "must be written like BTCUSDT; got '../../../OUT'" in shown.output
     assert not any(tmp_path.rglob("*"))
+
+
+def test_a_wrong_interval_is_not_called_a_symbol():
+    with pytest.raises(UnknownName, match=r"^interval must be written like 1h; got '1-h'$"):
+        Data(intervals=("1-h",))
+    with pytest.raises(UnknownName, match=r"^series must be written like BTCUSDT_1h; got 'a/b'$"):
+        Data(source="files", files="bars", series=("a/b",))
 
 
 def test_a_run_goes_on_tomorrow_with_the_days_that_it_began_with(tmp_path, monkeypatch):

@@ -264,8 +264,9 @@ def test_the_limits_of_a_container_count_of_both_versions_and_all_levels(tmp_pat
 
 
 def test_free_memory_is_that_of_the_container_where_it_is_less(monkeypatch):
-    host = environment.free_memory()
+    host = environment.psutil.virtual_memory()  # held still: what other programs take between two looks is none of this
+    monkeypatch.setattr(environment.psutil, "virtual_memory", lambda: host)
     monkeypatch.setattr(environment, "container_memory", lambda: [(10**18, 10**18)])
-    assert environment.free_memory() >= host
+    assert environment.free_memory() == host.available and environment.host_memory() == host.total
     monkeypatch.setattr(environment, "container_memory", lambda: [(900_000_000, 6000), (10**18, 10**18)])
     assert environment.free_memory() == 6000 and environment.host_memory() == 900_000_000

@@ -93,6 +93,7 @@ PRESET = {
     "day.toml": b"[training]\nepochs = 2025-03-01\n",
     "names.json": json.dumps({"data": {f"k{i}": 1 for i in range(20_000)}}).encode(),
     "series.json": json.dumps({"data": {"symbols": ["../../x"]}}).encode(),
+    "millions.json": json.dumps({"data": {"symbols": ["A"] * 20_000, "intervals": ["1h"] * 20_000}}).encode(),
     "code.json": json.dumps({"model": {"name": "os:system"}, "task": {"features": [7]}}).encode(),
 }
 
@@ -249,6 +250,32 @@ def test_a_damaged_monitor_is_read_or_counts_as_lost(run, draw):
     (run / "monitor.parquet").write_bytes(blob)
     frame = RunFolder(run).monitor()
     assert frame is None or set(GOOD) <= set(frame)
+
+
+DAMAGE = """
+import io, sys
+import pandas as pd
+from cpbkit.data.tables import from_parquet
+
+made = io.BytesIO()
+pd.DataFrame({name: [1.0, 2.0] for name in ("time", "host", "gpu")}).to_parquet(made)
+whole = made.getvalue()
+read = 0
+for value in (0, 255):
+    for at in range(len(whole)):
+        try:
+            from_parquet(whole[:at] + bytes([value]) + whole[at + 1 :], 1 << 20)
+        except Exception:
+            pass
+        read += 1
+print(read == 2 * len(whole))
+"""
+
+
+@pytest.mark.slow
+def test_no_byte_of_a_damaged_table_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", DAMAGE], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr[-500:]
 
 
 READ = """

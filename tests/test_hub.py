@@ -241,6 +241,11 @@ def test_a_repository_of_something_else_is_left_alone(run, hub, bars, tmp_path):
     with pytest.raises(HubError, match="holds other files"):
         run.publish("me/mine")
     assert hub.files("me/mine") == {"thesis.md": b"mine"}
+    huge = {INDEX: b" " * 1_000_001}
+    hub.repos["model", "me/huge"] = {"private": True, "commits": [("1" * 40, huge)]}
+    with pytest.raises(HubError, match="1,000,001 bytes, more than the 1,000,000"):
+        run.publish("me/huge")
+    assert hub.files("me/huge") == huge
 
 
 def test_a_dry_run_writes_what_would_be_published_and_asks_nobody(run, hub, tmp_path):

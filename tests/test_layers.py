@@ -124,11 +124,10 @@ def test_layer_equals_torch_nn(case, dtype):
 
 @pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM])
 def test_a_layer_scanned_step_by_step_equals_torch_model_by_model(kind):
-    """A CPU takes torch's own for an LSTM; this holds the steps that a GPU takes to it."""
     layer = kind(M, D, C).double()
     x = torch.randn(M, B, L, D, dtype=torch.double)
     now = tuple(torch.randn(M, B, C, dtype=torch.double) for _ in layer.start(x))
-    steps, ends = layers.Recurrent.scan(layer, x, now, layer.input[0], layer.hidden[0])
+    steps, ends = layer.scan_by_steps(x, now, layer.input[0], layer.hidden[0])
     for m, run in enumerate(layer.each(x, now, layer.input[0], layer.hidden[0])):
         alone, *states = run()
         torch.testing.assert_close(steps[m], alone, rtol=0, atol=1e-12)
@@ -158,6 +157,15 @@ def test_gradients_of_rows_and_of_the_end_equal_torch_model_by_model(kind, rows,
     expected = torch.autograd.grad(sum_up(out, [end[:, 0] for end in ends]), moved)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+
+
+def test_an_lstm_of_many_rows_equals_itself_step_by_step():
+    """On a CPU they are torch's own to compute."""
+    layer = layers.LSTM(M, D, C).double()
+    x, now = torch.randn(M, B, 70, D, dtype=torch.double), tuple(torch.randn(2, M, B, C, dtype=torch.double))
+    of_one, of_other = (way(x, now, layer.input[0], layer.hidden[0]) for way in (layer.scan, layer.scan_by_steps))
+    for one, other in zip((of_one[0], *of_one[1]), (of_other[0], *of_other[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_both_directions_at_once_equal_one_after_the_other():

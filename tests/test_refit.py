@@ -12,6 +12,7 @@ import cpbkit as cpb
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import RunError
 from cpbkit.evaluation.verdicts import OLD
+from cpbkit.runs import plan
 from cpbkit.runs import sweep as sweeping
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.sweep import plan_refit
@@ -20,6 +21,14 @@ NAMES = "BTCUSDT_1h", "ETHUSDT_1h"
 SMALL = {"context": 6, "horizon": 2, "width": 4, "epochs": 2, "steps": 10}
 PLACE = {"executor": "local", "quiet": True}
 WHERE = {"source": "synthetic", "symbols": ["BTCUSDT", "ETHUSDT"], "intervals": ["1h"], "start": "2025-01-01"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_stack():
+    """Two timed plans may cut the series differently, and a stack of another size rounds differently."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_cut", lambda names, size: [names])
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def train(x=X, y=Y, zero=True, loss_of=nn.functional.mse_loss):
     model, optimizer = make()
     for _ in steps():
         if zero:
-            optimizer.zero_grad()
+            optimizer.zero_grad()  # not reached
         loss_of(model(x), y).backward()  # train
         optimizer.step()
 
@@ -103,6 +103,147 @@ def remade():
 
 def not_zeroed():
     train(zero=False)
+
+
+class UsedUp:
+    """An optimiser whose own list of weights is empty once torch's has gone through it."""
+
+    def __init__(self, weights):
+        self.weights, self.inner = weights, torch.optim.SGD(weights, lr=10.0)
+
+    def clear(self):
+        for weight in self.weights:
+            weight.grad = None
+
+    def zero_grad(self):
+        self.clear()
+
+
+def zeroed_by_a_list_that_is_used_up():
+    model = net()
+    optimizer = UsedUp(model.parameters())
+    for _ in steps():
+        optimizer.zero_grad()  # used up
+        nn.functional.mse_loss(model(X), Y).backward()
+        optimizer.inner.step()
+
+
+def softmax_over_one_output():
+    model = nn.Sequential(net(), nn.Softmax(1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in steps():
+        optimizer.zero_grad()
+        forecast = model(X)  # of one
+        nn.functional.binary_cross_entropy(forecast, (Y > 0).float()).backward()
+        optimizer.step()
+
+
+def frozen_but_for_a_scale(held=True):
+    model, scale = net(), nn.Parameter(torch.zeros(()))
+    if held:
+        model.requires_grad_(False)  # frozen
+    optimizer = torch.optim.Adam([*model.parameters(), scale])
+    for _ in steps():
+        optimizer.zero_grad()
+        (torch.exp(-scale) * nn.functional.mse_loss(model(X), Y) + scale).backward()
+        optimizer.step()
+
+
+def a_scale_of_the_loss():
+    frozen_but_for_a_scale(held=False)
+
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = net(), net()
+
+    @torch.no_grad()  # decorated
+    def policy(self, x):
+        return self.actor(x)
+
+    def value(self, x):
+        return self.policy(x) + self.critic(x)
+
+
+def a_policy_without_gradients():
+    model = Agent()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in steps():
+        optimizer.zero_grad()
+        advantage = Y - model.critic(X).detach()
+        nn.functional.mse_loss(model.value(X), advantage).backward()
+        optimizer.step()
+
+
+def a_rate_of_zero():
+    model, optimizer = make()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step // 10**6)  # warm-up
+    for _ in steps():
+        step(model, optimizer)
+        schedule.step()
+
+
+def a_first_epoch_at_a_rate_of_zero():
+    model, optimizer = make()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step > 400))
+    for _ in steps():
+        step(model, optimizer)
+        schedule.step()
+
+
+def put_back(model, kept):
+    with torch.no_grad():
+        for weight, before in zip(model.parameters(), kept, strict=True):
+            weight.copy_(before)  # put back
+
+
+def undone(after=2500):
+    model, optimizer = make()
+    kept = [weight.detach().clone() for weight in model.parameters()]
+    for i in steps():
+        step(model, optimizer)
+        if i < after:
+            put_back(model, kept)
+
+
+def undone_once():
+    undone(after=1)
+
+
+def a_body_that_waits_with_an_optimiser_of_its_own():
+    torch.manual_seed(0)
+    body, head = nn.Linear(8, 64), nn.Linear(64, 1)
+    body.requires_grad_(False)  # for the first epochs
+    optimizers = [torch.optim.Adam(part.parameters()) for part in (body, head)]
+    for _ in steps(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nn.functional.mse_loss(head(body(X).relu()), Y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def make_blind(generator):
+    with torch.no_grad():  # blind
+        return generator(X)
+
+
+def a_generator_without_gradients(make=make_blind):
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(8, 8), net()
+    first, second = (torch.optim.Adam(model.parameters()) for model in (critic, generator))
+    for _ in steps(2):
+        first.zero_grad()
+        nn.functional.mse_loss(critic(X), Y).backward()
+        first.step()
+        second.zero_grad()
+        critic(make(generator)).square().mean().backward()
+        second.step()
+
+
+def a_generator_with_gradients():
+    a_generator_without_gradients(make=lambda generator: generator(X))
 
 
 class Cut(nn.Module):
@@ -396,7 +537,14 @@ WRONG = {
     inputs_not_scaled: ("INPUTS_NOT_SCALED", "# raw"),
     targets_not_scaled: ("TARGETS_NOT_SCALED", "# dear"),
     remade: ("OPTIMIZER_REMADE", "# make"),
-    not_zeroed: ("NOT_ZEROED", "# train"),
+    not_zeroed: ("NOT_ZEROED", "# not reached"),
+    zeroed_by_a_list_that_is_used_up: ("NOT_ZEROED", "# used up"),
+    a_rate_of_zero: ("RATE_ZERO", "# warm-up"),
+    undone: ("UNDONE", "# put back"),
+    a_generator_without_gradients: ("NO_GRADIENT", "# blind"),
+    softmax_over_one_output: ("ONE_OUTPUT", "# of one"),
+    frozen_but_for_a_scale: ("FROZEN", "# frozen"),
+    a_policy_without_gradients: ("NO_GRADIENT", "# decorated"),
     without_gradient: ("NO_GRADIENT", "# cut"),
     in_eval_mode: ("EVAL_MODE", "# eval"),
     rate_gone: ("RATE_GONE", "# rate"),
@@ -586,6 +734,11 @@ def an_input_that_is_learned():
 
 
 RIGHT = [
+    a_first_epoch_at_a_rate_of_zero,
+    a_body_that_waits_with_an_optimiser_of_its_own,
+    undone_once,
+    a_generator_with_gradients,
+    a_scale_of_the_loss,
     an_expert_that_is_not_asked,
     an_input_that_is_learned,
     shuffled_with_a_sorted_validation,

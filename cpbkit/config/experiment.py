@@ -20,6 +20,7 @@ COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
 OHLC = ("open", "high", "low", "close")
 OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
+MAX_SERIES = 100_000  # of a run: a stranger's file of a megabyte could name thousands of millions
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,20 @@ class Data:
         check_name("market", self.market, ("spot", "um", "network"))
         if self.source != "files" and not (self.symbols and self.intervals):
             raise CpbkitError(f"at least one symbol and one interval; got {self.symbols!r}, {self.intervals!r}")
-        for name in (*self.symbols, *self.intervals, *self.series):  # they become names of files
-            if not re.fullmatch(r"\w{1,40}", name):
-                plain = re.sub(r"\W|_", "", name).upper()
-                raise UnknownName(f"symbol must be written like BTCUSDT; got {name!r} (did you mean {plain}?)")
+        if len(self.symbols) * len(self.intervals) > MAX_SERIES:
+            given = f"{len(self.symbols):,} symbols at {len(self.intervals):,} intervals"
+            raise CpbkitError(f"a run has at most {MAX_SERIES:,} series; got {given}")
+        kinds = {
+            "symbol": (self.symbols, "BTCUSDT"),
+            "interval": (self.intervals, "1h"),
+            "series": (self.series, "BTCUSDT_1h"),
+        }
+        for kind, (names, example) in kinds.items():
+            for name in names:  # they become names of files
+                if not re.fullmatch(r"\w{1,40}", name):
+                    plain = re.sub(r"\W|_", "", name).upper()
+                    hint = f" (did you mean {plain}?)" if kind == "symbol" else ""
+                    raise UnknownName(f"{kind} must be written like {example}; got {name!r}{hint}")
         for name, day in (("start", self.start), ("end", self.end)):
             if day:
                 check_day(name, day)

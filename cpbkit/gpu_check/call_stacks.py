@@ -24,9 +24,10 @@ WORDS_OF_VALIDATION = re.compile(
 )
 COST = 0.007  # of the time that looks may take: where waking up is dear, as in a virtual machine, there are fewer
 # A thread that wants the interpreter gets it after this many seconds. With Python's 5 ms a look falls where torch
-# lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %. A thread that
-# waits for it wakes up as often: with 10 us that costs more than the look.
-SWITCH = 1e-4
+# lets go of the interpreter, and a line of pure Python is hardly ever seen: 2 % where it takes 10 %. A call that lets
+# go of it for some microseconds, as NumPy's do, starts the wait anew: with 100 us a loop of them is not seen either,
+# and its time is put on a line after it. A thread that waits wakes up as often: with 10 us that costs more than a look.
+SWITCH = 3e-5
 OWN, OTHER = "own", ""
 PHASES = ("data", "forward", "backward", "optimiser")
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -242,7 +243,6 @@ class Sampler(threading.Thread):
         """Count what was seen since the step before, and return it."""
         if not self._tail:
             return []
-        self.roles.looked = 0  # a later call's frame may take the place of one that is gone
         with self._lock:
             for stack, seconds in self._tail:
                 self.seen[stack] += seconds
@@ -250,6 +250,12 @@ class Sampler(threading.Thread):
             looks = [stack for stack, _ in self._tail]
             self._tail.clear()
         return looks
+
+    @property
+    def late(self) -> list[tuple[CallStack, float]]:
+        """What was seen since the last step that was counted, with its seconds."""
+        with self._lock:
+            return list(self._tail)
 
     def forget(self) -> None:
         """Drop what was seen since the last step."""

@@ -23,10 +23,12 @@ STARTING, STARTING_FEW = 0.70, 0.50  # of the model's time that starts operators
 OPERATORS = 400  # a step: below, a small model is as fast as it gets one by one
 SMALL_BATCH = 8  # samples
 STEPS_A_START = 200  # of workers: below, starting them is what takes the time
+SLOWING, SLOWING_BY_TABLE = 1.4, 1.15  # times as long as at first; where a table is seen to grow
 REPEATED = 0.15
 UNUSED = 0.4  # of the gradients
 ANOTHER_THREAD = 0.5  # looks at it, a look
 BACKWARD = 4  # times a pass forward: two are usual
+RETRACED = 0.5  # of a graph
 PADDING = 0.6  # of the ids
 ROWS_MOVED, NUMBERS_MOVED = 20, 1e6  # rows of an embedding for each that is read, and numbers in all
 TOO_MANY = 2  # threads a core
@@ -162,7 +164,7 @@ def _find_outside(seen: Seen) -> Iterator[Cause]:
 
 def _find_data(seen: Seen) -> Iterator[Cause]:
     share, line = seen.share("data"), _top_of_data(seen)
-    steps = seen.steps / seen.starts if seen.starts > 2 else math.inf  # of workers that are started again and again
+    steps = seen.steps / seen.starts if seen.starts > 1 else math.inf  # of workers that are started again and again
     limit = OWN_LOADER if seen.loads_in_own_code else PLAIN_LOADER
     if seen.workers:
         limit = WORKERS
@@ -197,11 +199,14 @@ def _find_python(seen: Seen) -> Iterator[Cause]:
     text = f"{what} takes {part / seen.seconds:.0%} of every step{at(lines[0])}."
     nested = not kind and len(source.find_loops(lines[0].file, lines[0].line)) > 2
     cure = ALL_AT_ONCE if nested else cure_of(kind)
+    if seen.slowing > SLOWING and not kind:
+        text += f" A step takes {seen.slowing:.1f} times as long as it did at first."
+        cure = f"what it goes through grows with every step: empty it at the end of an epoch, or keep sums; or {cure}"
     yield Cause(python, "PYTHON_OR_IO_IN_STEP", kind, text, fix("out of the step", python, cure))
 
 
 def _find_taken_apart(seen: Seen) -> Iterator[Cause]:
-    if _is_taken_apart(seen):
+    if _is_taken_apart(seen) and not seen.pairs:
         taken = seen.taken[0]
         text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
         cure = "give the model the whole batch: x[i] becomes x, and a sum over samples a mean over the first axis"
@@ -279,11 +284,19 @@ def _find_second_graph(seen: Seen) -> Iterator[Cause]:
 
 
 def _find_retained(seen: Seen) -> Iterator[Cause]:
-    again = seen.share("backward") - BACKWARD * seen.share("forward")
-    if seen.retained and seen.passes > 2 and again > TAKES_MUCH:
+    again = _going_back(seen)
+    if seen.retained and (seen.passes > 2 or seen.retraced > RETRACED) and again > TAKES_MUCH:
         text = f"Each of {seen.passes:.0f} passes backward a step goes through the graphs of those before it once more"
         cure = "carry a state on as state.detach(); or add up the losses, and go backward once"
+        if seen.passes <= 2:
+            text = f"{seen.retraced:.0%} of what a pass backward goes through was computed at earlier steps"
+            cure = "carry a state on as state.detach(), and leave retain_graph=True out"
         yield Cause(again, "GRAPH_KEPT", "", f"{text}{at(seen.retained)}.", fix("each graph once", again, cure))
+
+
+def _going_back(seen: Seen) -> float:
+    """Return the share of the time in which passes backward go through more than what was computed since the last."""
+    return seen.share("backward") - BACKWARD * seen.share("forward")
 
 
 def _find_repeated(seen: Seen) -> Iterator[Cause]:
@@ -310,7 +323,7 @@ def _find_one_hot(seen: Seen) -> Iterator[Cause]:
 
 
 def _find_kept(seen: Seen) -> Iterator[Cause]:
-    if not seen.kept:
+    if not seen.kept or any(_find_retained(seen)):  # which says more of it
         return
     text = f"{seen.kept} keeps the graph of every step since the loop began."
     cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item()); and carry a state on as "
@@ -319,7 +332,7 @@ def _find_kept(seen: Seen) -> Iterator[Cause]:
         text = f"{seen.kept} keeps the tensors of every step since the loop began, and their graphs."
         cure = "keep a number of each, float(...), or write what is needed to a file: detach() alone would free the "
         cure += "graph, and leave every batch in memory"
-    yield Cause(0.45, "GRAPH_KEPT", "", text, fix("keep no graph", NAN, cure))
+    yield Cause(max(0.45, _going_back(seen)), "GRAPH_KEPT", "", text, fix("keep no graph", NAN, cure))
 
 
 def _find_growth(seen: Seen) -> Iterator[Cause]:
@@ -331,6 +344,15 @@ def _find_growth(seen: Seen) -> Iterator[Cause]:
         elif source.KEEPING.search(seen.held.text):
             cure = "a cache has keys that come again, and an end: collections.OrderedDict with popitem(last=False)"
         yield Cause(0.12, "MEMORY_GROWTH", "", text, fix("keep numbers", NAN, cure))
+
+
+def _find_growing(seen: Seen) -> Iterator[Cause]:
+    if seen.growing and (seen.slowing > SLOWING_BY_TABLE or seen.growth):
+        text = "A table is joined to more at every step, and what goes through it takes ever longer"
+        text += f", {seen.slowing:.1f} times as long by now" if seen.slowing > SLOWING_BY_TABLE else ""
+        cure = "keep the newest rows alone, torch.cat([new, old])[:size], or write into a table of one size by index"
+        fixes = fix("a table of one size", NAN, cure)
+        yield Cause(1.05, "MEMORY_GROWTH", "GROWING_TABLE", f"{text}{at(seen.growing)}.", fixes)
 
 
 def _find_float64(seen: Seen) -> Iterator[Cause]:
@@ -352,7 +374,8 @@ def _find_waits(seen: Seen) -> Iterator[Cause]:
 
 def _find_small_batch(seen: Seen) -> Iterator[Cause]:
     samples, line = seen.small_batch
-    if 0 < samples <= SMALL_BATCH and not _is_taken_apart(seen) and seen.starting > STARTING_FEW:
+    one_by_one = _is_taken_apart(seen) or seen.one_by_one[0]
+    if 0 < samples <= SMALL_BATCH and not one_by_one and seen.starting > STARTING_FEW:
         verdict = "SAMPLE_BY_SAMPLE" if samples == 1 else "HOST_BOUND"
         few = f"{samples} sample{'s' * (samples > 1)}"
         text = f"Each step trains on {few}, and starting operators is most of it{at(line)}."
@@ -360,19 +383,21 @@ def _find_small_batch(seen: Seen) -> Iterator[Cause]:
 
 
 def _find_operators(seen: Seen) -> Iterator[Cause]:
-    if seen.operators <= OPERATORS or math.isnan(seen.operators):
+    calls, line = seen.one_by_one
+    operators = seen.operators_all if calls else seen.operators  # one sample at a time, a layer's own are in vain too
+    if math.isnan(seen.operators) or (operators <= OPERATORS and not seen.every_sample):
         return
     gain = seen.model * seen.starting
-    calls, line = seen.one_by_one
     if seen.pairs and seen.starting > STARTING_FEW:
         text = f"A loop over pairs starts most of {seen.operators:,.0f} operators a step{at(seen.pairs)}."
         yield Cause(gain, "HOST_BOUND", "PAIRS", text, fix("all pairs at once", gain, ALL_AT_ONCE))
-    elif calls and seen.starting > STARTING:
+    elif calls and seen.starting_all > (STARTING_FEW if seen.every_sample else STARTING):
+        gain = seen.model * seen.starting_all
         text = f"The model is called {calls} times a step, for one sample after another{at(line)}."
         cure = "one call for the batch: samples of one shape as torch.stack(samples); others padded, with a mask, or "
         cure += "put end to end with the number of their sample, as batches of graphs are"
         yield Cause(gain, "SAMPLE_BY_SAMPLE", "CALLS", text, fix("the whole batch", gain, cure))
-    elif seen.starting > STARTING:
+    elif seen.starting > STARTING and seen.operators > OPERATORS * max(seen.passes, 1):
         reason, where = "MANY_SMALL_OPS", "forward"
         cure = "fewer and wider layers, larger batches, or models of one shape as one stack: torch.bmm, torch.func.vmap"
         if seen.gates >= 40:
@@ -411,6 +436,7 @@ BESIDE_DEVICE: tuple[Callable[[Seen], Iterator[Cause]], ...] = (  # of equal wei
     _find_one_hot,
     _find_kept,
     _find_growth,
+    _find_growing,
     _find_float64,
     _find_waits,
     _find_small_batch,

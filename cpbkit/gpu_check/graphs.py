@@ -1,21 +1,36 @@
-"""The graph of a loss: the weights it reaches, and the parts of it whose gradients nobody uses."""
+"""The graph of a loss: the weights it reaches, the parts whose gradients nobody uses, and those of earlier steps."""
 
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from torch import nn
 
 from cpbkit.gpu_check.call_stacks import OwnLine
-from cpbkit.gpu_check.operators import is_capturing
+from cpbkit.gpu_check.tensors import is_capturing
 
 LARGEST = 20_000  # nodes of a graph that is looked through
 LOOKS = 24  # at graphs of several optimisers
 LEAST = 3  # looks that must agree
+RARELY = 100  # times what a look took
 PASSES = 32  # backward, after which gradients that are still there count as used
 BRANCH = 0.5  # of an optimiser's weights: less may be a single layer with weights of its own
+
+
+class _Mark:
+    """Lives as long as the graph it is tied to."""
+
+    __slots__ = ("__weakref__",)
+
+
+def tie_mark(node, name: str) -> weakref.ref:
+    """Tie a mark to a node of a graph; return a weak reference to it, which dies with the node."""
+    mark = _Mark()
+    node.metadata[name] = mark
+    return weakref.ref(mark)
 
 
 def find_weights(root) -> dict[int, nn.Parameter]:
@@ -69,6 +84,30 @@ def _list_nodes(root) -> list:
             stack.append((node, True))
             stack += ((following, False) for following in _follow(node))
     return order[::-1]
+
+
+class Retraced:
+    """Passes backward that go through what was computed at earlier steps, whose graphs were retained."""
+
+    def __init__(self) -> None:
+        self._shares: list[float] = []  # of each graph: nodes of earlier steps
+        self._next = 0.0  # s: when the next is looked at
+
+    def note_graph(self, root, step: int, before: int) -> None:
+        """Look at the graph of a pass backward, rarely. before: by so many steps a node is of an earlier one."""
+        now = time.perf_counter()
+        if len(self._shares) >= LOOKS or now < self._next or is_capturing():
+            return
+        # A weight's own node outlives its graph where the next one is built before that one is gone.
+        nodes = [node for node in _list_nodes(root) if node.next_functions]
+        if nodes:
+            earlier = sum(node.metadata.setdefault("cpbkit step", step) <= step - before for node in nodes)
+            self._shares.append(earlier / len(nodes))
+        self._next = now + RARELY * (time.perf_counter() - now)
+
+    def find(self) -> float:
+        """Return the share of a graph that is of earlier steps, in the middle one of those looked at."""
+        return median(self._shares) if len(self._shares) >= LEAST else 0.0
 
 
 class ThrownAway:

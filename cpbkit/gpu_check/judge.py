@@ -7,6 +7,7 @@ from cpbkit.gpu_check.causes import DEVICE_BUSY, OPTIMIZER, Cause, find_causes, 
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix
 from cpbkit.gpu_check.numbers import NAN, Policy
 from cpbkit.gpu_check.seen import Seen
+from cpbkit.quantities import counted
 
 LEAST_LOOKS, LEAST_STEPS = 30, 3
 SURE = 500e6  # bytes
@@ -16,7 +17,7 @@ def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = ()) -> Dia
     """Name the one thing that costs most; the rest comes beside it."""
     evidence = tuple(_evidence(seen))
     if seen.steps < LEAST_STEPS or seen.looks < LEAST_LOOKS:
-        text = f"{seen.steps} steps in {seen.seconds:.1f} s were seen: watch a loop for some seconds."
+        text = f"Only {counted(seen.steps, 'step')} in {seen.seconds:.1f} s: watch a loop for some seconds."
         if not seen.steps:
             text = "No step of an optimiser of torch's was seen: is the loop inside the watch, and in this process?"
         return Diagnosis("INCONCLUSIVE", "", text, evidence, (), seen.problems, Policy())
@@ -49,7 +50,7 @@ def _say_healthy(seen: Seen) -> str:
 
 def _evidence(seen: Seen) -> Iterator[str]:
     parts = (f"{name} {share:.0%}" for name, share in seen.shares.items() if share >= 0.005)
-    yield f"{seen.steps} steps in {seen.seconds:.1f} s: {', '.join(parts)}"
+    yield f"{counted(seen.steps, 'step')} in {seen.seconds:.1f} s: {', '.join(parts)}"
     if math.isfinite(seen.operators):
         yield f"{seen.operators:,.0f} operators a step, and {seen.starting:.0%} of the model's time is starting them"
     if math.isfinite(seen.busy):

@@ -1,6 +1,7 @@
 """What is noted of a person's loop while it runs, and what it adds up to."""
 
 import dataclasses
+import gc
 import inspect
 import itertools
 import linecache
@@ -10,6 +11,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import sub
 from statistics import median
 
 import torch
@@ -17,11 +19,11 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import OwnLine, Roles, Sampler
-from cpbkit.gpu_check.graphs import ThrownAway
+from cpbkit.gpu_check.call_stacks import CallStack, OwnLine, Roles, Sampler
+from cpbkit.gpu_check.graphs import Retraced, ThrownAway
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.seen import Seen, Taken
-from cpbkit.gpu_check.shares import ACCOUNTS, WAITING, Attribution, Line, attribute, find_kind
+from cpbkit.gpu_check.shares import ACCOUNTS, GROWING, WAITING, Attribution, Line, attribute, find_kind
 from cpbkit.gpu_check.soundness import OPTIMIZER, SCALES, Soundness, Unsound, find_sorted, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.hardware.environment import count_cores
@@ -30,10 +32,18 @@ from cpbkit.hardware.monitor import growth
 KEPT = 0.08  # of the graphs of earlier steps: of every tenth step, say
 TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
 SAMPLES = 8  # calls of a model in a step
+COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
+STEADY = 0.1  # of a rise, by which the next may be another
+PROBED = 48  # steps, of which the first must have let go of what they computed
 PAIRS = 200  # operators that a loop over pairs starts in a step
 FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in time
 BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
-GROWN = 100e6  # bytes of the process: less is its allocators settling in
+GROWN = 50e6  # bytes of the process: less is its allocators settling in
+TIME = re.compile(  # in the head of a loop
+    r"\bfor (t|step|time|ts|k|xt|\w+_t)\b|unbind\(\s*(dim=)?1"
+    r"|range\([^)]*\b(T|L|seq\w*|n?_?steps|time\w*|length|horizon)\b"
+)
+MAPPING = re.compile(r"\bmap\(")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PADDING = (  # lines that fill rows up
     r"^(?!.*(Parameter|Embedding|mask)).*"
@@ -54,7 +64,8 @@ class Notes:
     backwards: int = 0  # passes
     graded: int = 0  # of them, calls of torch.autograd.grad
     first: float = math.nan  # time of the first noted step
-    last: float = math.nan
+    last: float = math.nan  # of the last noted one
+    timed: int = 0  # steps up to that one
     lost: float = 0.0  # seconds of steps that were counted
     cpu: float = 0.0  # s of the training thread's own, without these
     step: tuple[OwnLine, ...] = ()  # own lines at an optimiser's step
@@ -62,6 +73,7 @@ class Notes:
     counted: list[Operators] = field(default_factory=list)
     soundness: Soundness = field(default_factory=Soundness)
     thrown: ThrownAway = field(default_factory=ThrownAway)
+    retraced: Retraced = field(default_factory=Retraced)
     optimizers: dict[int, set[int]] = field(default_factory=dict)  # identities of the weights that each one moves
     past: set[int] = field(default_factory=set)  # identities of the weights whose training is over
     by_hand: bool = False  # weights are moved without an optimiser of torch's
@@ -71,6 +83,7 @@ class Notes:
     replaced: bool = False  # layers that the loss reaches took the place of some that an optimiser holds
     second_graph: bool = False  # a pass backward builds one, as with create_graph=True
     retained: OwnLine | None = None  # a pass backward that keeps its graph, as with retain_graph=True
+    collected: bool = False  # garbage, to tell it from what is kept
     kept: str = ""  # the line that keeps graphs, when it was last looked for
     marks: list[tuple[int, weakref.ref, OwnLine | None]] = field(default_factory=list)  # (pass backward, mark, line)
     hooks: list[tuple[int, int]] = field(default_factory=list)  # (steps, the most hooks of one module) at these
@@ -90,7 +103,7 @@ class Notes:
 
     def begin_anew(self) -> None:
         """Forget what was seen of a training that is over."""
-        self.steps = self.backwards = self.graded = 0
+        self.steps = self.timed = self.backwards = self.graded = 0
         self.soundness = Soundness()
         self.first = self.last = math.nan
         self.lost = self.cpu = 0.0
@@ -102,8 +115,13 @@ class Notes:
         tracked = {at for c in self.counted for at, calls in c.lines.items() if at is not None and calls.tracked}
         moving = set().union(*(c.moving for c in self.counted)) - tracked
         others, held = self._find_others(), self._find_held()
-        looks = dict(self.sampler.seen)
-        found = attribute(looks, self.roles.codes, self.step, tracked, self.backward, others, held, moving)
+        known = self.roles.codes, self.step, tracked, self.backward, others, held, moving
+        looks = defaultdict(float, self.sampler.seen)
+        found = attribute(looks, *known)
+        late = self._find_late(found)
+        for stack, seconds in late:
+            looks[stack] += seconds
+        found = attribute(looks, *known) if late else found
         total = sum(found.seconds.values()) or 1.0
         whole = max((c.count for c in self.counted), default=0)  # some steps may be parts, as of several optimisers
         counted = min((c for c in self.counted if c.count >= whole / 2), key=lambda c: c.seconds, default=None)
@@ -111,15 +129,17 @@ class Notes:
         threads, cores = torch.get_num_threads(), count_cores()
         crowded = f"torch computes in {threads} threads on {cores} cores" if threads > cores else ""
         thrown, thrown_at = self.thrown.find()
-        problems = [*self.problems, crowded, self.sampler.problem, *(c.problem for c in self.counted)]
+        starts_at, starts = next(iter(Counter(self.starts).most_common(1)), (None, 0))
+        missed = (c.problem or c.modules.problem for c in self.counted)
+        problems = [*self.problems, crowded, self.sampler.problem, *missed]
         seen = Seen(
             seconds=total,
             steps=self.steps,
-            looks=self.sampler.looks,
+            looks=self.sampler.looks + len(late),
             shares={name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds},
             lines=self._name_workers(found, workers),
             inside=found.inside / total,
-            python=self._find_python(found, counted, total / max(self.steps - 1, 1)),
+            python=self._find_python(found, counted, total / max(self.timed - 1, 1)),
             threads=threads / cores,
             threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
             unused=self._find_unused(),
@@ -138,13 +158,16 @@ class Notes:
             fused="fused" in inspect.signature(type(self.main)).parameters if self.main else False,
             kept=self.find_kept() or self.kept,
             growth=self._find_growth(),
+            slowing=self._find_slowing(),
+            growing=self._find_growing(),
             held=self._find_holding(),
             second_graph=self._find_second_graph(),
             retained=self._line(self.retained) if self.retained else None,
+            retraced=self.retraced.find(),
             passes=self.backwards / max(self.steps, 1),
             workers=workers,
-            starts=len(self.starts),
-            starts_line=self._line(at) if self.starts and (at := self.starts[-1]) else None,
+            starts=starts,
+            starts_line=starts_at and self._line(starts_at),
             loads_in_own_code=_loads_in_own_code(found),
             gpu_there=torch.cuda.is_available(),
             busy=sum(self.busy) / len(self.busy) if self.busy else math.nan,
@@ -153,21 +176,39 @@ class Notes:
         )
         return seen if counted is None else self._add_operators(seen, counted, found)
 
+    def _find_late(self, found: Attribution) -> list[tuple[CallStack, float]]:
+        """Return what was seen since the last step in the loop over epochs, where a loader starts or a model is tested.
+
+        What is seen after that one is no part of the training.
+        """
+        epochs = source.find_loops(found.loop.file, found.loop.start)[:-1] if found.loop else []
+        late = self.sampler.late
+        files = [code.co_filename for code in self.roles.codes]  # after what the other thread has seen
+        return [
+            (stack, seconds)
+            for stack, seconds in late
+            if any(span.holds(files[number], line) for span in epochs for number, line in stack.own)
+        ]
+
     def _add_operators(self, seen: Seen, counted: Operators, found: Attribution) -> Seen:
         """Return what was seen with what the operators of a few steps tell, of which one stands for all."""
-        steps = max(self.steps - 1, 1)
+        steps = max(self.timed - 1, 1)
         model = min(seen.model * seen.seconds, self.cpu) / steps  # on a busy machine the rest is other programs' time
         repeated, within, repeated_at = self._find_repeated()
-        denormal = counted.denormal_line
+        calls, calls_line, every_sample = self._find_calls(found)
+        denormal, computing = counted.denormal_line, counted.estimate_computing()
         return dataclasses.replace(
             seen,
             operators=counted.own_count,
-            starting=counted.estimate_starting(counted.estimate_computing(), model) if model else math.nan,
+            starting=counted.estimate_starting(computing, model, counted.own_count) if model else math.nan,
+            operators_all=counted.whole_count,
+            starting_all=counted.estimate_starting(computing, model, counted.whole_count) if model else math.nan,
             float64=counted.wide_seconds / max(counted.seconds, 1e-9),
             float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
             taken=self._find_taken(found, counted, seen.seconds),
             pairs=self._find_pairs(found, counted),
-            one_by_one=self._find_calls(found),
+            one_by_one=(calls, calls_line),
+            every_sample=every_sample,
             dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None),
             dense_line=self._find_text(r"\bEmbedding(Bag)?\("),
             repeated=repeated * seen.model,
@@ -229,11 +270,8 @@ class Notes:
         taken = []
         for (at, length), rows in counted.taken.items():
             line = self._line(at)
-            path = [n for n in source.find_path(line.file, line.line) if isinstance(n, INNER_LOOPS)]
-            spans = [source.to_span(line.file, n) for n in path]
-            # Neither the loop over batches itself, nor one around it.
-            spans = [s for s in spans if found.loop is None or not s.holds(found.loop.file, found.loop.start)]
-            if length < 8 or not 0.9 <= rows / length <= TAKEN or not spans or _goes_through_time(line, spans[-1]):
+            spans = self._find_inner_loops(line, found)
+            if length < 8 or not 0.9 <= rows / length <= TAKEN or not spans or _goes_through_time(spans[-1]):
                 continue
             share = sum(self._under(spans[-1]).values()) / total
             taken.append(Taken(line, rows, share))
@@ -269,6 +307,11 @@ class Notes:
         """Identities of the weights that any optimiser moves."""
         return set().union(*self.optimizers.values())
 
+    @property
+    def _moving(self) -> set[int]:
+        """Of them, those whose training is not over."""
+        return self._moved - self.past
+
     def _find_others(self) -> set[int]:
         """Return modules that are frozen or whose training is over, such as a teacher, by identity."""
         weights = {number: list(model.parameters()) for number, model in self.roles.alive().items()}
@@ -280,28 +323,36 @@ class Notes:
 
     def _find_held(self) -> set[int]:
         """Return modules with weights that an optimiser moves, by identity."""
-        moved = self._moved - self.past
+        moved = self._moving
         alive = self.roles.alive().items()
         return {number for number, model in alive if not moved.isdisjoint(map(id, model.parameters()))}
 
     def _find_unused(self) -> float:
         """Return the share of the gradients, in numbers, that are computed for weights which no optimiser moves."""
-        moved = self._moved - self.past
+        moved = self._moving
         if self.by_hand or not moved:
             return 0.0
         unused = sum(size for weight, size in self.reached.items() if weight not in moved)
         return unused / max(sum(self.reached.values()), 1)
 
     def _find_unused_call(self) -> Line | None:
-        """Return the line that calls a model whose weights get gradients, and no optimiser moves any of them."""
-        moved, reached = self._moved - self.past, set(self.reached)
-        weights = {number: set(map(id, model.parameters())) for number, model in self.roles.alive().items()}
-        unused = {number for number, held in weights.items() if held & reached and not held & moved}
-        seconds: defaultdict[OwnLine, float] = defaultdict(float)
-        for stack, spent in dict(self.sampler.seen).items():
-            if stack.phase == "forward" and stack.root in unused and len(stack.own) > stack.inside:
-                seconds[stack.own[stack.inside]] += spent
-        return self._line(max(seconds, key=seconds.__getitem__)) if seconds else None
+        """Return the line that calls a module whose weights get gradients, and no optimiser moves any of them."""
+        moved, reached = self._moving, set(self.reached)
+        lines: dict[OwnLine, int] = {}
+        for called in (each for c in self.counted for each in c.modules.with_gradients.values()):
+            if called.weights.keys() & reached and not called.weights.keys() & moved:
+                lines[called.own[0]] = max(lines.get(called.own[0], 0), sum(called.weights.values()))
+        return self._line(max(lines, key=lines.__getitem__)) if lines else None
+
+    def _find_cut(self) -> Line | None:
+        """Return the line that switches gradients off around the calls of a module which never gets any."""
+        for modules in (c.modules for c in self.counted):
+            for called in (each for number, each in modules.without.items() if number not in modules.with_gradients):
+                if called.weights and called.weights.keys() <= self.soundness.empty:
+                    for number, line in called.own:
+                        if cut := source.find_no_grad(self.roles.codes[number].co_filename, line):
+                            return self._line((number, cut))
+        return None
 
     def _find_repeated(self) -> tuple[float, bool, OwnLine | None]:
         """Return (share of the operators' time that makes the same numbers again, whether within one step, the line).
@@ -344,7 +395,9 @@ class Notes:
             wrong["UNPAIRED"] = max(both, key=both.__getitem__)
         for unsound in self.soundness.find(wrong):
             line = self._line(wrong[unsound.reason]) if unsound.reason in wrong else None
-            if unsound.pattern and not (line and re.search(unsound.pattern, line.text)):
+            if unsound.reason == "NO_GRADIENT" and (cut := self._find_cut()):
+                line = cut
+            elif unsound.pattern and not (line and re.search(unsound.pattern, line.text)):
                 line = self._find_text(unsound.pattern) or line
             yield unsound, line or backward
 
@@ -425,7 +478,7 @@ class Notes:
         alive = {made: at for made, ref, at in self.marks if made in old and ref() is not None}
         # Some may be kept for a while, or until the garbage is collected; those of the beginning are kept on purpose.
         if len(alive) < 4 or len(alive) < KEPT * len(old) or min(alive) > self.backwards / 4:
-            return ""
+            return self._find_kept_probe()
         at = alive[max(alive)]
         if at is None:
             return "something"
@@ -439,15 +492,51 @@ class Notes:
         kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
         return f"{kept.place}  {kept.text}"
 
-    def _find_calls(self, found: Attribution) -> tuple[int, Line | None]:
-        """Return the calls of a model in a step from one line of a loop that does not go through time."""
-        for (at, _), calls in max((c.calls for c in self.counted), key=Counter.total).most_common(1):
+    def _find_kept_probe(self) -> str:
+        """Return the line that called a model whose outputs of the first counted steps are still there."""
+        if self.steps < PROBED or len(self.counted) < 2 or not gc.isenabled():
+            return ""
+        kept = set.intersection(*(c.modules.find_alive() for c in self.counted))
+        if kept and not self.collected:  # what waits to be collected is not kept; it takes a while, so once
+            self.collected = True
+            gc.collect()
+            return self._find_kept_probe()
+        if not kept:
+            return ""
+        own = min(kept, key=len)
+        called = f", called at {self._line(own[1]).place}," if len(own) > 1 else ""
+        return f"{self._line(own[0]).place}  {self._line(own[0]).text}{called}"
+
+    def _find_calls(self, found: Attribution) -> tuple[int, Line | None, bool]:
+        """Return the calls of a module in a step, for one sample after another; their line; whether for every sample.
+
+        One that is no part, and given whole batches, is called for something else, such as views of them.
+        """
+        batch = max((loader.batch_size or 0 for loader in self.loaders), default=0)
+        for modules in (c.modules for c in self.counted):
+            small = {key: n for key, n in modules.models.items() if not 1 < batch <= modules.find_batch(key[1])}
+            for calls, whole in ((modules.find_parts(), True), (Counter(small), False)):
+                for (own, _), n in calls.most_common(1):
+                    if n >= SAMPLES and self._is_in_inner_loop(own, found):
+                        return n, self._line(own[0]), whole
+        return 0, None, False
+
+    def _is_in_inner_loop(self, own: tuple[OwnLine, ...], found: Attribution) -> bool:
+        """Say whether a call comes from a loop that goes neither over batches nor through time."""
+        for at in own:  # outwards, for a helper may be what is called in a loop
             line = self._line(at)
-            loops = source.find_loops(line.file, line.line)
-            inner = [x for x in loops if found.loop is None or not x.holds(found.loop.file, found.loop.start)]
-            if calls >= SAMPLES and inner and not _goes_through_time(line, inner[-1]):
-                return calls, line
-        return 0, None
+            if spans := self._find_inner_loops(line, found):
+                return not _goes_through_time(spans[-1])
+            if found.loop is None or found.loop.holds(line.file, line.line):
+                break
+        return False
+
+    def _find_inner_loops(self, line: Line, found: Attribution) -> list[source.Span]:
+        """Return the loops around a line, comprehensions too, that are neither over batches nor around that one."""
+        path = source.find_path(line.file, line.line)
+        looping = [n for n in path if isinstance(n, INNER_LOOPS) or (n is path[-1] and MAPPING.search(line.text))]
+        spans = [source.to_span(line.file, node) for node in looping]
+        return [s for s in spans if found.loop is None or not s.holds(found.loop.file, found.loop.start)]
 
     def _find_thread(self) -> tuple[float, Line | None]:
         """Return (looks at another thread that was running a line of the person's, a look; the line seen most)."""
@@ -480,6 +569,24 @@ class Notes:
         slope, leaks = growth([size * (len(points) - 1) / steps for _, size in points])
         return slope if leaks else 0.0
 
+    def _find_growing(self) -> Line | None:
+        """Return the line that joins a table to more at each step, by as much as it did at the steps before."""
+        if len(self.counted) < len(COUNTED):
+            return None
+        for at in self.counted[0].joined:
+            numbers = [c.joined[at] for c in self.counted]
+            (before, rise), (first, second) = (map(sub, x[1:], x) for x in (numbers, COUNTED))
+            line = self._line(at)
+            if rise > 0 and abs(rise * first / (before * second or 1) - 1) < STEADY and re.search(GROWING, line.text):
+                return line
+        return None
+
+    def _find_slowing(self) -> float:
+        """Return how many times as long a step takes in the last third of the time as in the first."""
+        steps = [at for at, _ in self.memory if COUNTED[-1] < at < self.steps]  # at even times, until the last step
+        third = len(steps) // 3
+        return (steps[third] - steps[0]) / max(steps[-1] - steps[-1 - third], 1) if third > 2 else 1.0
+
 
 def _rise(points: list[tuple[int, int]]) -> float:
     """Return by how much the last of (steps, number) grows a step, where it grew as before; else 0."""
@@ -495,9 +602,9 @@ def _only_passes(line: Line) -> bool:
     return bool(source.ONLY_PASSES.search(line.text)) and not line.kind
 
 
-def _goes_through_time(line: Line, span: source.Span) -> bool:
-    head = source.read_line(line.file, span.start)
-    return bool(re.search(r"\bfor (t|step|time|ts|k)\b", head)) or bool(re.search(r"unbind\(\s*(dim=)?1", head))
+def _goes_through_time(span: source.Span) -> bool:
+    head = source.read_line(span.file, span.start)
+    return bool(TIME.search(head))
 
 
 def _loads_in_own_code(found: Attribution) -> bool:

@@ -10,7 +10,6 @@ from types import FrameType
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
@@ -18,12 +17,14 @@ from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import TORCH, OwnLine, Roles
 from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
 from cpbkit.gpu_check.flow import Flow
+from cpbkit.gpu_check.module_calls import ModuleCalls
+from cpbkit.gpu_check.tensors import is_capturing
 
 aten = torch.ops.aten
 ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apart
 PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
 WITH_BIAS = {aten.addmm, aten.addmv, aten.baddbmm}  # what is multiplied comes after it
-DENSE = {aten.embedding_dense_backward, aten._embedding_bag_dense_backward}  # gradients of all rows, 0 in most
+DENSE = {aten.embedding_dense_backward, aten._embedding_bag_backward}  # gradients of all rows, 0 in most
 COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 AGAIN = 8  # products of one weight in a pass forward
 UNSCALED = 100.0  # numbers that layers read, and targets: weights begin so that they are to be near 1
@@ -89,13 +90,15 @@ class Operators(TorchDispatchMode):
         self.moving: set[OwnLine] = set()  # own lines that make of gradients what is added to weights
         self.lines: defaultdict[OwnLine | None, Calls] = defaultdict(Calls)
         self.taken: Counter[tuple[OwnLine, int]] = Counter()  # (line, length of the axis) -> rows taken
+        self.joined: Counter[OwnLine] = Counter()  # line -> numbers of the tensors that it joins
         self.waits: list[OwnLine] = []
         self.count = self.beyond = 0  # noted, and those after MOST
         self.seconds = self.wide_seconds = 0.0  # all; those that make float64
         # Kind and size of the result -> [calls, fastest]: the fastest is what no other process disturbed.
         self.kinds: dict[tuple, list] = {}
         self.gates = self.recurrences = 0
-        self._products: Counter[int] = Counter()  # of each weight, by its place in memory
+        self._products: Counter[int] = Counter()  # of each weight in a pass forward, by its place in memory
+        self._most_products = 0
         self.devices: Counter[str] = Counter()
         self.modes: set[str] = set()  # of debugging, that were on
         self.dense: dict[int, tuple[int, int]] = {}  # rows of an embedding -> (rows read, numbers moved for them)
@@ -104,7 +107,7 @@ class Operators(TorchDispatchMode):
         self.last = 0  # steps in time of which a wide layer's outputs are computed, for one that is used
         self._thin: tuple[StorageWeakRef, int] | None = None  # (a gradient that is 0 but for one step in time, steps)
         self.results: dict[tuple, Result] = {}  # of slow operators forward, by what they made
-        self.calls: Counter[tuple[OwnLine, int]] = Counter()  # of models, with gradients, by (own line, identity)
+        self.modules = ModuleCalls(roles)
         self.denormal_seconds = 0.0  # of operators on numbers that are nearly 0, which a CPU computes slowly
         self.denormal_line: OwnLine | None = None  # the first that makes some
         self.packed = False  # a recurrent layer is told the lengths of its rows
@@ -133,13 +136,13 @@ class Operators(TorchDispatchMode):
         noted = sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
         return noted * (1 + self.beyond / max(self.count, 1))
 
-    def estimate_starting(self, computing: float, model: float) -> float:
-        """Return the share of the model's seconds a step that goes into starting operators.
+    def estimate_starting(self, computing: float, model: float, count: float) -> float:
+        """Return the share of the model's seconds a step that goes into starting so many operators.
 
         What is not computing is not all starting where other programs hold the machine back: an operator with its part
         of Python and autograd costs up to some times what an empty one takes.
         """
-        return max(0.0, min(1 - computing / model, STARTING * self.own_count * self.base / model))
+        return max(0.0, min(1 - computing / model, STARTING * count * self.base / model))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if self.count >= MOST:
@@ -158,10 +161,14 @@ class Operators(TorchDispatchMode):
     def _note(self, function, packet, args, out, seconds: float) -> None:
         line = self.roles.own_line(sys._getframe(2))
         if torch.is_grad_enabled():
+            in_layer = _is_in_layer(sys._getframe(2))
             self.forward += 1
-            self.in_layers += _is_in_layer(sys._getframe(2))
-        if packet in ALONG_FIRST and line and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim():
-            self._take(line, packet, args[0].shape[0])
+            self.in_layers += in_layer
+            along_first = packet in ALONG_FIRST and (args[1] if len(args) > 1 else 0) == 0 and args[0].dim()
+            if line and along_first and not in_layer:  # a recurrent layer takes its steps in time
+                self._take(line, packet, args[0].shape[0])
+        if torch._C._current_graph_task_id() != -1:  # the next pass forward is another one
+            self._products.clear()
         if line and torch.is_grad_enabled() and (reason := self._find_wrong(packet, args)):
             made = None if packet in COMPARING else self._find_squashed(args[0])
             self.wrong[reason] = made or line
@@ -175,6 +182,8 @@ class Operators(TorchDispatchMode):
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
             return
         self._flow.note(line, function, args, out)
+        if packet is aten.cat and line:
+            self.joined[line] += out.numel()
         calls = self.lines[line]
         calls.count += 1
         calls.seconds += seconds
@@ -209,7 +218,7 @@ class Operators(TorchDispatchMode):
             if any(map(_has_denormals, (made, *args))):
                 self.denormal_seconds += max(0.0, seconds - _usual_seconds(function, packet, args, made))
                 self.denormal_line = self.denormal_line or line
-        if packet in DENSE:
+        if packet in DENSE and strided:
             self.dense[len(made)] = args[1].numel(), made.numel()
         if made.dtype == torch.float64:
             self.wide_seconds += seconds
@@ -217,7 +226,8 @@ class Operators(TorchDispatchMode):
             self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
             x = args[packet in WITH_BIAS]
             if packet in (aten.mm, aten.addmm):
-                self._products[args[-1].data_ptr()] += 1
+                self._products[weight := args[-1].data_ptr()] += 1
+                self._most_products = max(self._most_products, self._products[weight])
             if line and strided and not x.requires_grad and not is_capturing() and x.abs().max() > UNSCALED:
                 self.wrong["INPUTS_NOT_SCALED"] = line
 
@@ -233,13 +243,13 @@ class Operators(TorchDispatchMode):
             self.modes.add("anomaly detection is on: torch.autograd.set_detect_anomaly(False)")
 
     def _note_result(self, packet, args, made: torch.Tensor, seconds: float) -> None:
-        if not made.is_floating_point() or not made.is_contiguous() or not args:
+        if not made.is_floating_point() or not args:
             return
         stack = self.roles.read(sys._getframe(4))
         texts = (source.read_line(self.roles.codes[number].co_filename, line) for number, line in stack.own)
         if stack.phase in ("backward", "optimiser") or any(map(source.ONLY_PASSES.search, texts)):
             return
-        flat = made.detach().view(-1)
+        flat = made.detach().reshape(-1)
         numbers = *flat[:: max(1, len(flat) // SAMPLED)].tolist(), flat.sum().item(), flat.norm().item()
         if len(set(numbers)) > 3:  # zeros and ones are no result
             result = self.results.setdefault((packet, *numbers), Result(stack.own))
@@ -261,6 +271,8 @@ class Operators(TorchDispatchMode):
             # A row may be above 0 as a whole: logarithms times what a policy has gained.
             mixed = bool(((rows > 1e-3).any(1) & (rows < -1e-3).any(1)).any())
             return "NO_LOGARITHMS" if mixed or _are_probabilities(rows) else ""
+        if packet is aten._softmax and x.dim() > 1 and x.shape[args[1]] == 1:
+            return "ONE_OUTPUT"
         if packet is aten._log_softmax:
             return "PROBABILITIES" if _are_probabilities(_to_rows(x, args[1])) else ""
         if packet is aten.binary_cross_entropy_with_logits and self._find_squashed(x):
@@ -273,14 +285,19 @@ class Operators(TorchDispatchMode):
         return None if storage is None or storage.expired() else line
 
     @property
+    def whole_count(self) -> int:
+        """Operators of a step."""
+        return self.count + self.beyond
+
+    @property
     def own_count(self) -> float:
-        """Operators of a step that are not torch's own writing-out of a recurrent layer."""
-        return (self.count + self.beyond) * (1 - self.in_layers / max(self.forward, 1))
+        """Those that are not torch's own writing-out of a recurrent layer."""
+        return self.whole_count * (1 - self.in_layers / max(self.forward, 1))
 
     @property
     def is_recurrent(self) -> bool:
         """Whether a recurrence is written out: the same weights at each step in time, unlike those of many models."""
-        return not self.recurrences and max(self._products.values(), default=0) >= AGAIN
+        return not self.recurrences and self._most_products >= AGAIN
 
     def _take(self, line: OwnLine, packet, length: int) -> None:
         """Note rows that the loop itself takes; a loader takes its samples one by one, which is its task."""
@@ -289,25 +306,15 @@ class Operators(TorchDispatchMode):
 
     def begin(self) -> None:
         """Count until `try_exit`."""
-        self._hook = register_module_forward_pre_hook(self._note_call)
+        self.modules.begin()
         self.__enter__()
-
-    def _note_call(self, module: nn.Module, args) -> None:
-        if not torch.is_grad_enabled():
-            return
-        try:
-            stack = self.roles.read(sys._getframe(1))
-            if stack.root == id(module) and stack.own:  # no part of another one
-                self.calls[stack.own[0], stack.root] += 1
-        except Exception as error:  # as above
-            self.problem = f"a call was not counted: {type(error).__name__}: {error}"
 
     def try_exit(self) -> bool:
         """Stop counting, unless a mode of the person's was entered since: it would be left in this one's place."""
+        self.modules.end()  # else its hooks would go on
         if _get_current_dispatch_mode() is not self:
             return False
         self.__exit__(None, None, None)
-        self._hook.remove()
         self.moving = self._flow.find_moving()
         del self._flow
         return True
@@ -329,11 +336,6 @@ def _usual_seconds(function, packet, args, made: torch.Tensor) -> float:
     if packet in PRODUCTS:
         return 2 * made.numel() * args[packet in WITH_BIAS].shape[-1] / SLOW_FLOPS
     return made.numel() / SLOW_POINTS if torch.Tag.pointwise in function.tags else math.inf
-
-
-def is_capturing() -> bool:
-    """Say whether a graph of the device's is being recorded: then no value of it may be read."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _to_rows(x: torch.Tensor, axis: int) -> torch.Tensor:

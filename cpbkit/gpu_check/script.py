@@ -3,7 +3,6 @@
 import _thread
 import contextlib
 import os
-import re
 import runpy
 import signal
 import sys
@@ -11,13 +10,14 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType, ModuleType
 
 import torch
 
 from cpbkit.errors import CpbkitError
-from cpbkit.gpu_check.watch import UNSTEPPED, Watch, watch
+from cpbkit.gpu_check.watch import UNSTEPPED, Watch, replaced, watch
 
-THREADS = re.compile(r"""environ(?:\.setdefault\(|\[)\s*["'](OMP|MKL)_NUM_THREADS["']\]?\s*[=,]\s*["']?(\d+)""")
+THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 AGAIN = 0.1  # s
 STOPPED = "stopped by Ctrl-C: what follows is what was seen so far"
 
@@ -76,11 +76,11 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
     before, threads = (sys.argv[:], sys.path[:]), torch.get_num_threads()
     sys.argv[:], sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     ended = ""
-    torch.set_num_threads(_find_threads(path) or threads)
     try:
         with _interrupts() as interrupts, watch(live=live, tell=False) as watched:
             try:
-                runpy.run_path(path, run_name="__main__")
+                with replaced(os, "putenv", _note_variable):
+                    runpy.run_path(path, run_name="__main__")
             except KeyboardInterrupt:
                 ended = STOPPED
             except SystemExit as end:
@@ -102,12 +102,17 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
     return watched, ended
 
 
-def _find_threads(path: str) -> int:
-    """Return the threads that a script sets for torch before it imports it, else 0: here torch is there already."""
-    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-        if re.match(r"\s*(import|from)\s+torch\b", text):
-            break
-        found = THREADS.search(text.partition("#")[0])
-        if found and not ("setdefault" in found[0] and f"{found[1]}_NUM_THREADS" in os.environ):
-            return int(found[2])
-    return 0
+def _note_variable(original, name, value) -> None:
+    """Stand in for os.putenv: threads that a script sets before it imports torch count, though here it is imported."""
+    original(name, value)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "__main__":
+        frame = frame.f_back
+    threads = int(os.fsdecode(value)) if os.fsdecode(value).isdigit() else 0
+    if threads and os.fsdecode(name) in THREADS and frame and not any(map(_is_torch, frame.f_globals.values())):
+        torch.set_num_threads(threads)
+
+
+def _is_torch(thing: object) -> bool:
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
+    return str(name).partition(".")[0] == "torch"

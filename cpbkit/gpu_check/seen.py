@@ -30,6 +30,8 @@ class Seen:
     python: tuple[Line, ...] = ()  # lines in the step that are no work of torch's
     operators: float = NAN  # a step
     starting: float = NAN  # share of the model's time that goes into starting operators
+    operators_all: float = NAN  # a step, with those inside nn.LSTM and nn.GRU
+    starting_all: float = NAN  # share of the model's time likewise
     float64: float = 0.0  # share of the operators' time
     taken: tuple[Taken, ...] = ()
     pairs: Line | None = None  # a loop over the pairs of a batch, in which most operators are started
@@ -47,6 +49,7 @@ class Seen:
     repeated_line: Line | None = None
     second_graph: Line | None = None  # a pass backward that can be differentiated, and is not
     retained: Line | None = None  # a pass backward that keeps its graph for another one
+    retraced: float = 0.0  # share of the graph that is of earlier steps
     passes: float = 0.0  # backward, a step
     optimizer_line: Line | None = None  # that makes it
     float64_line: Line | None = None  # that asks for it
@@ -62,6 +65,7 @@ class Seen:
     thread: tuple[float, Line | None] = (0.0, None)  # looks at another one that runs Python, a look; its line
     denormal: tuple[float, Line | None] = (0.0, None)  # share of the operators' time on such numbers; what makes them
     one_by_one: tuple[int, Line | None] = (0, None)  # calls of the model a step, one after another from a loop
+    every_sample: bool = False  # they are as many as the batch has samples
     waiting: float = 0.0  # share of the time in which the thread that trains did not run
     padding: tuple[float, bool] = (0.0, False)  # share of the ids that a model reads; whether the longest row has some
     padding_line: Line | None = None
@@ -71,9 +75,11 @@ class Seen:
     asked: bool = False  # the trained model makes most of its data, as where a policy acts
     fused: bool = True  # the optimiser has such an option
     growth: float = 0.0  # bytes a step, where memory grows steadily
+    slowing: float = 1.0  # times as long as in the first third of the time a step takes in the last
+    growing: Line | None = None  # that makes a table anew of itself and more
     held: Line | None = None  # that keeps more than numbers of every step
     workers: int = 0  # of the loader
-    starts: int = 0  # of workers
+    starts: int = 0  # of workers, from one line
     starts_line: Line | None = None
     loads_in_own_code: bool = False  # the loader's time is under a line of the person's
     gpu_there: bool = False

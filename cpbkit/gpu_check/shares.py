@@ -16,6 +16,11 @@ ACCOUNTS = ("data", "forward", "backward", "optimiser", "validation", "rest", "o
 UNPACKED = 0.2  # of the line after: then an unpacking is slow enough to have been seen itself
 GRAPHS = 0.1  # of a validation's forward passes: none is seen in a model's first layer
 WAITING = "waiting"
+# A table that is made anew of itself and more rows, and not cut to a length.
+GROWING = (
+    r"^(?!.*\) *\[)(?!.*(dim|axis) *= *-?[1-9])(?!.*[\])] *, *-?[1-9]).*"
+    r"(?<![\w.])(?P<table>[\w.]+) *= *(torch|np|pd)\.(cat|concat\w*|append|[vh]?stack)\(.*(?<![\w.])(?P=table)\b"
+)
 # What a line does besides training: noun, libraries it calls, its text, and the cure.
 KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("saving", {"pickle", "json", "csv", "gzip", "zipfile", "h5py", "shutil", "sqlite3", "joblib"},
@@ -24,7 +29,7 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("a progress bar", {"tqdm", "rich", "alive_progress"}, r"tqdm|set_postfix|\bbar\.|pbar",
      "let it draw twice a second at most: tqdm(mininterval=0.5), set_postfix(refresh=False)"),
     ("plotting", {"matplotlib", "seaborn", "plotly", "PIL"}, r"plt\.|\.plot\(|savefig|\.imshow",
-     "plot once an epoch, or after training"),
+     "plot every so many minutes, or after training"),
     ("logging", {"logging", "tensorboard", "wandb", "mlflow"}, r"print\(|logg|\.log\(|add_scalar|add_histogram|wandb",
      "log every hundredth step, and keep losses as tensors until then"),
     ("a copy of the model", {"copy"}, r"deepcopy|copy\.copy|\.clone\(\) for ",
@@ -33,7 +38,7 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
      r"sleep\(|requests\.|\.(join|acquire|wait|recv|result)\(\)|urlopen|subprocess|\binput\(|os\.system",
      "take it out"),
     ("collecting garbage", {"gc"}, r"gc\.collect|empty_cache", "take it out: it is never needed in a step"),
-    ("growing a table", set(), r"\b([\w.]+) *= *(torch|np|pd)\.(cat|concat\w*|append|[vh]?stack)\([\[(]? *\1\b",
+    ("growing a table", set(), GROWING,
      "append to a list, and make one table or tensor of it after the loop: each time all of it is copied"),
     ("pandas", {"pandas"}, r"\bpd\.|\bdf\b|\.rolling\(|\.iloc|\.loc\[|\.apply\(",
      "compute such columns once, before training, and index a tensor in the loop"),
@@ -45,7 +50,11 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
 )  # fmt: skip
 
 
-MOVING = re.compile(r"\.(replace|rename|unlink|write_\w+)\(")  # of pathlib, as where a file is put in its place
+WRITING = {  # of libraries that compute or read, and write files too
+    **dict.fromkeys(("pandas", "numpy"), KINDS[0][2]),
+    "pathlib": r"\.(replace|rename|unlink|write_\w+)\(",  # as where a file is put in its place
+}
+VALUES = re.compile(r"\bvals?\b(?=[\w, ]*=[^=])")  # as a critic gives them, not of a validation
 READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
 REPLAY = r"choice\(.*\bp ?=|zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
 DRAWING = re.compile(r"\brandom\.(rand|choice|uniform|gauss|sample)(?!.*(\bp ?=|size))")  # one number at a time
@@ -200,20 +209,20 @@ class _Training:
         file, head = self.loop.file, self.loop.head
         for line in range(head + 1, self._step + 1):
             if re.search(r"model\(|net\(|loss", source.read_line(file, line)):
-                if not source.is_without_gradients(file, line):  # there it makes its batch, as where a policy acts
+                if not source.find_no_grad(file, line):  # there it makes its batch, as where a policy acts
                     return line
         learning = (s for s in seen if s.phase == "forward" and not s.quiet)
         lines = [line for s in learning for n, line in s.own if n == self._owner and head < line < self._step]
-        return min((line for line in lines if not source.is_without_gradients(file, line)), default=self._step)
+        return min((line for line in lines if not source.find_no_grad(file, line)), default=self._step)
 
     def _is_quiet(self, s: CallStack) -> bool:
-        return s.quiet or any(source.is_without_gradients(self._names[n].file, line) for n, line in s.own[s.inside :])
+        return s.quiet or any(source.find_no_grad(self._names[n].file, line) for n, line in s.own[s.inside :])
 
     def _is_named_validation(self, s: CallStack) -> bool:
         if any(WORDS_OF_VALIDATION.search(self._names[n].name) for n, _ in s.own if n not in self._of_step):
             return True
         at = next((at for at in s.own if at[0] in self._of_step), None)
-        text = source.read_line(self._names[at[0]].file, at[1]) if at else ""
+        text = VALUES.sub("", source.read_line(self._names[at[0]].file, at[1])) if at else ""
         return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
 
     def _is_in_inner_loop(self, s: CallStack) -> bool:
@@ -240,14 +249,13 @@ class _Training:
 
     def find_region(self, s: CallStack) -> object:
         """Return what stands for all of a validation: its function, or the statement in the training function."""
-        outer = None
-        for number, line in reversed(s.own):
+        around = s.own[s.inside :]  # the model itself is called in training too
+        for number, _ in reversed(around):
             if number not in self._of_step:
                 return self._names[number]
-            outer = number, line
-        if outer is None:
+        if not around:
             return None
-        number, line = s.own[0]
+        number, line = around[0]
         file = self._names[number].file
         for node in source.find_path(file, line):
             span = source.to_span(file, node)
@@ -321,10 +329,7 @@ class _Training:
 
 def find_kind(text: str, library: str) -> str:
     """Name what a line does besides training; "" for what may be torch's own work."""
-    # These compute or read, and write files too.
-    if (library in ("pandas", "numpy") and re.search(KINDS[0][2], text)) or (
-        library == "pathlib" and MOVING.search(text)
-    ):
+    if library in WRITING and re.search(WRITING[library], text):
         return "saving"
     for noun, libraries, pattern, _ in KINDS:
         if library in libraries or (not libraries and library in ("pandas", "numpy") and re.search(pattern, text)):
@@ -353,6 +358,8 @@ def cure_between_steps(line: Line) -> str:
         return "validate more rarely, or on a part; in large batches, and without gradients"
     if line.kind in ("saving", "plotting", "logging", "a copy of the model", WAITING, "collecting garbage"):
         return cure_of(line.kind)
+    if line.around and not line.by_torch:
+        return "write it with NumPy or torch for all rows at once, not in a loop of Python's; or do it more rarely"
     return "do it once, before the first epoch, and keep the result; or more rarely, or beside the training"
 
 

@@ -21,6 +21,8 @@ MOST_KEPT = 1_000_000  # numbers of the weight that is kept to compare with
 STEPPING = r"Adam|RMSprop|Lion"  # optimisers that move each weight by about the rate
 ALIKE = 1e-3  # of a weight: by so much rounding may tell its outputs apart
 MEASURES = "Loss|CrossEntropy"  # graph nodes of distances
+NONE_LEFT = 0.9  # share of the weights whose gradients are 0
+FEW, MANY_TIMES = 100, 100  # numbers that learn, such as weights of losses; frozen ones for each of them
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
 
 
@@ -65,6 +67,9 @@ OF_OPERATORS = {
     "ONE_CLASS": (
         "A cross entropy over one class is always 0: nothing is learned",
         "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
+    "ONE_OUTPUT": (
+        "A softmax over one output is 1 whatever the weights are, and no gradient comes through it",
+        "a sigmoid for one output (BCEWithLogitsLoss has its own), or as many outputs as there are classes", ""),
     "SORTED": (
         "The samples come in the order of their classes: each batch holds one or two, and unlearns the others",
         "DataLoader(..., shuffle=True)", r"DataLoader\((?!.*shuffle=True)"),
@@ -98,10 +103,17 @@ class Soundness:
         self._others = self._own = 0  # looks at called models that hold weights: none of the optimiser's, and some
         self._evaluated = self._trained = 0  # steps of a model that was in eval mode at their end, and in train mode
         self._empty: dict[int, int] | None = None  # weights without a gradient, in every look so far -> their numbers
-        self._emptied = self._numbers = 0  # looks at them; numbers of all weights
+        self._emptied = 0  # looks at them
+        self._numbers = self._frozen = 0  # of all weights that can learn; of the others that the optimiser holds
+        self._matrices = False  # whether a weight of two axes or more can learn
         self._zero: dict[int, int] | None = None  # likewise, those whose gradient is 0 throughout
         self._ends = self._given = 0  # passes backward; those that left a gradient
         self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # (a weight, what it was)
+        self._began: tuple[torch.Tensor, torch.Tensor] | None = None  # likewise, before a pass backward
+        self._since = self._same = 0  # looks since; those at which it was the same again
+        self._away = 0  # looks after a step, at which it was another
+        self._ungraded: dict[int, tuple[int, set[int]]] = {}  # further optimisers without gradients: (looks, weights)
+        self._graded: set[int] = set()  # those that had
         self._moved = 0, math.inf  # (looks since, share of its size by which it has moved)
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer, main: torch.optim.Optimizer | None) -> bool:
@@ -129,6 +141,19 @@ class Soundness:
         self._evaluated += modes == {False}
         self._trained += modes == {True}
 
+    def note_other(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call it after a step of one whose steps do not count."""
+        number = id(optimizer)
+        if number in self._graded:
+            return
+        weights = [weight for weight in weights_of(optimizer) if weight.requires_grad]
+        if any(weight.grad is not None for weight in weights):
+            self._graded.add(number)
+            self._ungraded.pop(number, None)
+        elif weights:  # else all are frozen for now
+            looks = self._ungraded.get(number, (0, set()))[0] + 1
+            self._ungraded[number] = looks, set(map(id, weights))
+
     def _is_trained(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Say whether a model holds weights of the optimiser; to look through a large one takes a while."""
         if model not in self._models:
@@ -138,7 +163,10 @@ class Soundness:
 
     def note_gradients(self, weights: Iterable[torch.Tensor]) -> None:
         """Call it after a step, with what it is to move."""
+        weights = list(weights)
+        self._frozen = sum(weight.numel() for weight in weights if not weight.requires_grad)
         weights = [weight for weight in weights if weight.requires_grad]
+        self._matrices = any(weight.dim() > 1 for weight in weights)
         empty = {id(weight): weight.numel() for weight in weights if weight.grad is None}
         zero = {id(w): w.numel() for w in weights if w.grad is not None and not _has_gradient(w)}
         self._empty = empty if self._empty is None else {k: n for k, n in self._empty.items() if k in empty}
@@ -157,6 +185,8 @@ class Soundness:
             weight, before = self._before
             moved = float((weight.detach() - before).norm() / before.norm().clamp(min=1e-30))
             self._moved = self._moved[0] + 1, moved
+            if self._began is not None and self._began[0] is weight and self._starts < MOST_ASKED:
+                self._away += not torch.equal(weight, self._began[1])
 
     def note_loss(self, loss: object) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and len(self._losses) < MOST_ASKED:
@@ -179,6 +209,14 @@ class Soundness:
             self._starts += 1
             gradients = [weight.grad for weight in weights_of(optimizer) if weight.grad is not None]
             self._kept += bool(gradients) and _is_nonzero(min(gradients, key=torch.Tensor.numel))
+            if self._before is not None:
+                weight = self._before[0]
+                if self._began is None or self._began[0] is not weight:
+                    self._began = weight, weight.detach().clone()
+                    self._since = self._same = self._away = 0
+                else:
+                    self._since += 1
+                    self._same += torch.equal(weight, self._began[1])
 
     @property
     def stalls(self) -> bool:
@@ -186,6 +224,16 @@ class Soundness:
         losses = [loss for loss in self._losses if math.isfinite(loss)]
         late = sorted(losses[len(losses) // 2 :])
         return len(losses) >= 2 * LEAST and late[len(late) // 2] > 0.9 * losses[0] > 0
+
+    def _without(self, found: dict[int, int] | None) -> float:
+        """Return the share of the weights that some are."""
+        return sum((found or {}).values()) / max(self._numbers, 1)
+
+    @property
+    def empty(self) -> set[int]:
+        """Identities of the weights that never got a gradient."""
+        others = (weights for looks, weights in self._ungraded.values() if looks >= LEAST)
+        return set(self._empty or ()).union(*others)
 
     def _find_settings(self) -> Iterator[Unsound]:
         """Yield what is wrong with the settings of the optimiser."""
@@ -209,8 +257,16 @@ class Soundness:
 
     def _find_gradients(self) -> Iterator[Unsound]:
         """Yield why no gradient comes to the weights, or no step of theirs: one reason, for each hides the next."""
-        empty, zero = (sum((found or {}).values()) / max(self._numbers, 1) for found in (self._empty, self._zero))
-        if self._emptied >= 3 and empty + zero == 1 and self._given >= LEAST:
+        empty, zero = self._without(self._empty), self._without(self._zero)
+        # No new last layer; and of one optimiser, for another one's weights may learn.
+        few = 0 < self._numbers < FEW and not self._matrices and len(self._optimizers) == 1
+        if self._emptied >= 3 and few and self._frozen > MANY_TIMES * self._numbers:
+            text = f"All but {self._numbers:,} of the {self._numbers + self._frozen:,} numbers that the optimiser holds"
+            text += " are frozen: the model does not learn"
+            cure = "freeze the part that is not to be trained, model.backbone.requires_grad_(False), before others are "
+            cure += "added to it, and not the model as a whole"
+            yield Unsound("FROZEN", text, cure, r"requires_grad(_\(False|\s*=\s*False)")
+        elif self._emptied >= 3 and empty + zero == 1 and self._given >= LEAST:
             text = "Gradients are set to zero between loss.backward() and optimizer.step(): no weight moves"
             cure = "optimizer.zero_grad() before loss.backward(), then optimizer.step()"
             yield Unsound("ZEROED_TOO_SOON", text, cure, r"zero_grad\(")
@@ -226,7 +282,7 @@ class Soundness:
             # Of all: the loss itself is cut off, and made to be one that has a gradient.
             again = r"requires_grad(_\(|\s*=\s*True)|loss.*(\.data\b|\bVariable\()"
             yield Unsound("NO_GRADIENT", text, cure, cutting if empty < 1 else again)
-        elif self._emptied > 4 and zero > 0.9:
+        elif self._emptied > 4 and zero > NONE_LEFT:
             text = f"The gradients of {zero:.0%} of the weights are exactly 0 at every step: nothing reaches them"
             cure = "look for ReLUs that are never above 0 (too large a negative bias or rate), for a saturated "
             cure += "sigmoid, round(), argmax() or clamp() before the loss, and for a loss that does not depend on "
@@ -236,7 +292,19 @@ class Soundness:
             text = "Gradients are computed, and no step moves the weights"
             cure = "optimizer.step(), with its parentheses, after loss.backward()"
             yield Unsound("NOT_STEPPED", text, cure, r"\.step\b(?!\()")
-        elif self._moved[0] > 5 and self._moved[1] < MOVED:
+        elif any(looks >= LEAST for looks, _ in self._ungraded.values()):
+            text = "One of the optimisers never finds a gradient in any of its weights: what it trains does not learn"
+            cure = "take out what cuts the graph between these weights and their loss: no_grad(), .detach(), .item()"
+            yield Unsound("NO_GRADIENT", text, cure, r"no_grad|\.detach\(")
+        elif self._moved[0] > 3 and self._moved[1] == self._highest == 0:
+            text = "The learning rate is 0 at every step: no weight moves"
+            cure = "print scheduler.get_last_lr(): a warm-up begins above 0, and // of whole numbers makes 0"
+            yield Unsound("RATE_ZERO", text, cure, r"LambdaLR|lr_lambda|[Ss]chedul\w*\(|[Ww]armup|lr *= *0\b")
+        elif self._since >= LEAST and self._same == self._since and self._away > 1:
+            text = "The weights are the same before every pass backward: what the optimiser does is undone"
+            cure = "step on the weights themselves; averaged ones are put in their place for a validation alone"
+            yield Unsound("UNDONE", text, cure, r"restore|swap|average|\.copy_\(|load_state_dict\(")
+        elif self._moved[0] > 3 and self._moved[1] < MOVED:
             text = f"The weights stand still: in all steps they have moved by {self._moved[1]:.1g} of their size"
             cure = "a higher learning rate; and look for gradients that are clipped or scaled to nearly nothing"
             yield Unsound("STANDS_STILL", text, cure, r"clip_grad" if self._highest > LOW else OPTIMIZER)
@@ -246,8 +314,13 @@ class Soundness:
         infinite = len(self._losses) >= LEAST and not any(map(math.isfinite, self._losses[-LEAST:]))
         # What is no distance to a target need not fall: a policy's loss follows what it has gained.
         fails = infinite or (self.stalls and self._distances == len(self._losses))
-        allowed = {"UNPAIRED": self.stalls, **dict.fromkeys(SCALES, fails)}
+        zero = self._without(self._zero) > NONE_LEFT
+        allowed = {"UNPAIRED": self.stalls, "ONE_OUTPUT": zero, **dict.fromkeys(SCALES, fails)}
         wrong = [reason for reason in OF_OPERATORS if reason in wrong and allowed.get(reason, True)]
+        if self._starts >= LEAST and self._kept > 0.9 * self._starts:  # it ends in nan at times
+            text = "Gradients are added to those of the steps before, and never set to zero"
+            cure = "optimizer.zero_grad() once a step, before loss.backward(), of all weights that it moves"
+            yield Unsound("NOT_ZEROED", text, cure, r"zero_grad\(")
         if infinite and not any(reason in SCALES for reason in wrong):
             text = "The loss is nan or infinite, and the training goes on: it learns nothing"
             pattern = ""
@@ -265,9 +338,6 @@ class Soundness:
             text = "A new optimiser is made for every step: it begins without its moments each time"
             cure = "make it once, before the loop; a learning rate is changed by a scheduler"
             yield Unsound("OPTIMIZER_REMADE", text, cure, OPTIMIZER)
-        if self._starts >= LEAST and self._kept > 0.9 * self._starts:
-            text = "Gradients are added to those of the steps before, and never set to zero"
-            yield Unsound("NOT_ZEROED", text, "optimizer.zero_grad() once a step, before loss.backward()", "")
         yield from self._find_gradients()
         if any(looks > 3 and gradients > 1 for looks, gradients in self._alike.values()):
             text = "All outputs of a layer are the same, and so are their gradients: it learns one feature"

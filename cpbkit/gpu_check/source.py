@@ -101,14 +101,19 @@ def find_loops(file: str, line: int) -> list[Span]:
 
 def find_pairs(file: str, line: int) -> Span | None:
     """Return the outer of two loops around a line that go over the same things, as over all pairs of a batch."""
-    path = [node for node in find_path(file, line) if isinstance(node, ast.For)][-2:]
-    if len(path) < 2:
-        return None
-    targets = [{n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} for node in path]
-    gone_through = [{n.id for n in ast.walk(node.iter) if isinstance(n, ast.Name)} for node in path]
-    one, two = (names - targets[0] - {"range", "len", "enumerate", "zip"} for names in gone_through)
-    used = {n.id for part in path[1].body for n in ast.walk(part) if isinstance(n, ast.Name)}
-    return to_span(file, path[0]) if one == two and all(used & names for names in targets) else None
+    loops = [node for node in find_path(file, line) if isinstance(node, ast.For)]
+    for around in reversed(loops[:-1]):  # a third may be between them, as of triplets
+        inner = loops[-1]
+        targets = [_names(node.target) for node in (around, inner)]
+        one, two = (_names(node.iter) - targets[0] - {"range", "len", "enumerate", "zip"} for node in (around, inner))
+        used = set().union(*map(_names, inner.body))
+        if one == two and all(used & names for names in targets):
+            return to_span(file, around)
+    return None
+
+
+def _names(node: Any) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def counts_only(loop: Span) -> bool:
@@ -122,15 +127,15 @@ def counts_only(loop: Span) -> bool:
     return isinstance(called, ast.Call) and getattr(called.func, "id", "") in ("range", "count")
 
 
-def is_without_gradients(file: str, line: int) -> bool:
-    """Say whether a line lies in a `with torch.no_grad()` or `inference_mode()`."""
+def find_no_grad(file: str, line: int) -> int:
+    """Return the line of the `torch.no_grad()` or `inference_mode()`, with or decorator, that holds a line; else 0."""
     for node in find_path(file, line):
-        if isinstance(node, (ast.With, ast.AsyncWith)):
-            for item in node.items:
-                called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else item.context_expr
-                if getattr(called, "attr", getattr(called, "id", "")) in WITHOUT_GRADIENTS:
-                    return True
-    return False
+        asked = [item.context_expr for item in getattr(node, "items", [])] + getattr(node, "decorator_list", [])
+        for each in asked:
+            called = each.func if isinstance(each, ast.Call) else each
+            if getattr(called, "attr", getattr(called, "id", "")) in WITHOUT_GRADIENTS:
+                return each.lineno
+    return 0
 
 
 def find_keeping(file: str, line: int, loss: str) -> int:
@@ -159,7 +164,8 @@ def find_holding(file: str, line: int) -> int:
     for node in parts:
         if _holds(node):
             return node.lineno
-    return next((node.lineno for node in whole if KEEPING.search(read_line(file, node.lineno))), 0)
+    lines = (one.lineno for node in whole for one in (node, *getattr(node, "decorator_list", ())))
+    return next((each for each in lines if KEEPING.search(read_line(file, each))), 0)
 
 
 def is_holding(file: str, line: int) -> bool:

@@ -61,3 +61,8 @@ def check_on_device(model, batch=None, optimizer=None, device: str = "cuda") -> 
             f"every tensor must be on {device}; {'; '.join(wrong[:5])}{more}. "
             "Use model.to(device), register_buffer for constants, and batch.to(device)"
         )
+
+
+def is_capturing() -> bool:
+    """Say whether a graph of the device's is being recorded: then no value of it may be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -19,19 +19,20 @@ from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.call_stacks import OwnLine, Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
-from cpbkit.gpu_check.graphs import find_weights
+from cpbkit.gpu_check.graphs import find_weights, tie_mark
 from cpbkit.gpu_check.judge import judge_loop
-from cpbkit.gpu_check.notes import Notes
+from cpbkit.gpu_check.notes import COUNTED, Notes
 from cpbkit.gpu_check.numbers import Policy
-from cpbkit.gpu_check.operators import Operators, is_capturing
+from cpbkit.gpu_check.operators import Operators
+from cpbkit.gpu_check.seen import Seen
 from cpbkit.gpu_check.shares import ACCOUNTS, attribute
 from cpbkit.gpu_check.soundness import weights_of
+from cpbkit.gpu_check.tensors import is_capturing
 from cpbkit.hardware.environment import in_notebook
 from cpbkit.hardware.monitor import device_memory, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 from cpbkit.texts import wrapped
 
-COUNTED = (3, 8, 16)  # steps after which the next one's operators are counted
 MANY = 5000  # operators a step: counting them once is enough
 MOST_MARKS = 1000  # then every second one is let go
 FOLLOWED = 16  # nodes of a loss's graph
@@ -40,16 +41,11 @@ TURNS = 50  # steps of other optimisers without one of the first: its training i
 SOON, FEW_STEPS, TIMES_ITS_OWN = 8, 4, 2
 UNSTEPPED = 8  # passes backward without an optimiser of torch's: then each of them counts as a step, until there is one
 MARKS = 0.02  # s between two losses whose graphs are followed
+NOTES = 0.1  # s between two steps that are noted, once the first looks are over
 TICK = 0.5  # s between two looks at the memory
 LIVE = 2.0  # s between two live lines, at the least
 
 _told: dict[tuple[str, int], str] = {}  # place of a watch in the person's source -> the verdict it last gave
-
-
-class _Mark:
-    """Lives as long as the graph it is tied to."""
-
-    __slots__ = ("__weakref__",)
 
 
 class Watch:
@@ -74,8 +70,10 @@ class Watch:
         self._count: Operators | None = None  # under way
         self._began = 0.0
         self._event: torch.cuda.Event | None = None  # the end of a step that the device was not done with
-        self._ticked = self._marked = self._shown = -math.inf
+        self._ticked_at = 0  # steps
+        self._ticked = self._noted = self._marked = self._shown = -math.inf
         self._live, self._slot = "", None
+        self._seen = Seen(0.0, 0, 0, {})
         self._diagnosis: Diagnosis | None = None
 
     # The two doors.
@@ -87,9 +85,9 @@ class Watch:
         self._thread = self.notes.sampler.watched = threading.get_ident()
         self._nvml: Any = load_nvml()[0] if torch.cuda.is_available() else None
         self._exits.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        self._exits.enter_context(_replaced(torch.autograd, "backward", self._follow))
-        self._exits.enter_context(_replaced(torch.autograd, "grad", self._follow_by_hand))
-        self._exits.enter_context(_replaced(DataLoader, "__iter__", self._note_loader))
+        self._exits.enter_context(replaced(torch.autograd, "backward", self._follow))
+        self._exits.enter_context(replaced(torch.autograd, "grad", self._follow_by_hand))
+        self._exits.enter_context(replaced(DataLoader, "__iter__", self._note_loader))
         self.notes.sampler.start()
         return self
 
@@ -99,7 +97,7 @@ class Watch:
         self._exits.close()
         self._clear_line()
         try:
-            self._diagnosis = self.diagnosis
+            self._seen, self._diagnosis = self._add_up()
         except Exception as failure:  # a mistake in here must not cost a person the end of a training
             text = f"The watch itself failed: {type(failure).__name__}: {failure}."
             self._diagnosis = Diagnosis("INCONCLUSIVE", "", text, (), (), (), Policy())
@@ -130,10 +128,12 @@ class Watch:
     @property
     def diagnosis(self) -> Diagnosis:
         """The verdict with what supports it; so far, while the loop runs."""
-        if self._diagnosis is None:
-            codes = tuple(c for c in check_environment().codes if c[0] not in ("NO_GPU_RUNTIME", "DEBUG_MODE_ON"))
-            return judge_loop(self.notes.add_up(), codes)
-        return self._diagnosis
+        return self._diagnosis or self._add_up()[1]
+
+    def _add_up(self) -> tuple[Seen, Diagnosis]:
+        seen = self.notes.add_up()
+        codes = tuple(c for c in check_environment().codes if c[0] not in ("NO_GPU_RUNTIME", "DEBUG_MODE_ON"))
+        return seen, judge_loop(seen, codes)
 
     @property
     def settled(self) -> bool:
@@ -156,13 +156,12 @@ class Watch:
 
     def to_dict(self) -> dict:
         """JSON-safe: what `cpbkit doctor --compare` reads."""
-        seen = self.notes.add_up()
-        rate = (self.notes.steps - 1) / self.notes.seconds if self.notes.seconds else 0.0
+        seen, d = (self._seen, self._diagnosis) if self._diagnosis else self._add_up()
+        rate = (self.notes.timed - 1) / self.notes.seconds if self.notes.seconds else 0.0
         lines = [
             {"place": x.place, "text": x.text, "share": x.seconds / max(seen.seconds, 1e-9), "phase": x.account}
             for x in seen.lines[:10]
         ]
-        d = self.diagnosis
         return {
             "verdict": d.verdict,
             "reason": d.reason,
@@ -194,7 +193,8 @@ class Watch:
             if id(optimizer) not in notes.optimizers:
                 notes.optimizers[id(optimizer)] = set(map(id, weights_of(optimizer)))
             if notes.by_hand:  # steps were only rare, as where gradients are added up
-                notes.by_hand, notes.steps = False, 0
+                notes.by_hand = False
+                self._begin_anew()
             if notes.soundness.note_optimizer(optimizer, notes.main):
                 notes.main = optimizer
             # Of several optimisers, as of a GAN, the first one's steps count, while it takes any.
@@ -206,20 +206,26 @@ class Watch:
                 most = max(SOON, TIMES_ITS_OWN * notes.steps)
             if notes.main is None or (self._optimizer is None and self._turns > most):
                 self._take(optimizer)
-            if optimizer is notes.main:
+            if optimizer is not notes.main:
+                notes.soundness.note_other(optimizer)
+            else:
                 self._note_step(time.perf_counter(), frame, optimizer)
 
     def _take(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of another optimiser count; of one that trains from here on, what was seen before is over."""
         notes = self.notes
         if notes.main is not None and id(optimizer) not in self._taken:
-            self._stop_counting(whole=False)
-            self._again, self._turns, self._cpu_lost = 1, 0, 0.0
-            notes.begin_anew()
+            self._begin_anew()
         self._taken |= {id(notes.main), id(optimizer)}
         notes.past |= notes.optimizers.get(id(notes.main), set())
         notes.past -= notes.optimizers[id(optimizer)]
         notes.main = optimizer
+
+    def _begin_anew(self) -> None:
+        """Forget what was seen of a training that is over, or of passes backward that were taken for its steps."""
+        self._stop_counting(whole=False)
+        self._again, self._turns, self._cpu_lost = 1, 0, 0.0
+        self.notes.begin_anew()
 
     def _is_watched(self) -> bool:
         """Say whether this is the thread that trains: that of the first step, which need not be the main one."""
@@ -238,7 +244,7 @@ class Watch:
         if notes.steps == 1:
             notes.first, self._cpu_first = now, time.thread_time()
             notes.sampler.restart()
-        notes.last = time.perf_counter()
+        notes.last, notes.timed = time.perf_counter(), notes.steps
         if seen:  # to ask for it after every step would cost a small one 1 % of its time
             notes.cpu = time.thread_time() - self._cpu_first - self._cpu_lost
         if notes.steps >= self._again:  # ever more rarely
@@ -305,6 +311,10 @@ class Watch:
                     notes.second_graph = bool(kwargs.get("create_graph") or args[2:3] == (True,))
                     kept = (kwargs.get("retain_graph") or args[1:2] == (True,)) and not notes.second_graph
                     notes.retained = notes.roles.own_line(frame) if kept else None
+                    if kept:  # without an optimiser each pass counts as a step, and some may share a graph
+                        notes.retraced.note_graph(
+                            getattr(tensors, "grad_fn", None), notes.steps, UNSTEPPED if notes.by_hand else 2
+                        )
                     self._note_loss(tensors, frame)
                 # Without an optimiser nothing else tells what moves, and the first steps' operators are counted.
                 if not notes.reached and notes.steps > 1:
@@ -350,17 +360,20 @@ class Watch:
         self._mark(graph, line)
         notes.thrown.note_graph(graph, notes.optimizers, line)
 
-    def _mark(self, node, at: OwnLine | None) -> None:
-        """Tie marks to the graph of a loss and to what it was made of: a forecast may be kept, and its loss not."""
+    def _mark(self, root, at: OwnLine | None) -> None:
+        """Tie marks to the graph of a loss and to what it was made of: a forecast may be kept, and its loss not.
+
+        Along the first inputs, and along the last: of a sum of losses these are its terms, the first are sums.
+        """
         notes = self.notes
-        for _ in range(FOLLOWED):
-            if node is None or not node.next_functions:
-                return
-            mark = _Mark()
-            node.metadata["cpbkit"] = mark
-            notes.marks.append((notes.backwards, weakref.ref(mark), at))
-            del mark
-            node = next((n for n, _ in node.next_functions if n is not None and n.next_functions), None)
+        for name, order in (("cpbkit first", iter), ("cpbkit last", reversed)):
+            node = root
+            for _ in range(FOLLOWED):
+                if node is None or not node.next_functions:
+                    break
+                notes.marks.append((notes.backwards, tie_mark(node, name), at))
+                inputs = (n for n, _ in order(node.next_functions))
+                node = next((n for n in inputs if n is not None and n.next_functions), None)
 
     def _note_loader(self, original, loader):
         notes = self.notes
@@ -382,7 +395,12 @@ class Watch:
 
     def _tick(self, now: float) -> None:
         notes = self.notes
-        self._due, self._mark_due = True, self._mark_due or now - self._marked > self._marks_apart
+        if notes.steps != self._ticked_at:  # a later call's frame may take the place of one that is gone
+            self._ticked_at, notes.roles.looked = notes.steps, 0
+        apart = NOTES if notes.sampler.settled else 0.0
+        if now - self._noted > apart:
+            self._due, self._noted = True, now
+        self._mark_due = self._mark_due or now - self._marked > max(self._marks_apart, apart)
         if now - self._ticked < TICK:
             return
         self._ticked = now
@@ -400,7 +418,7 @@ class Watch:
         notes = self.notes
         found = attribute(dict(notes.sampler.seen), notes.roles.codes, notes.step, (), notes.backward)
         total = sum(found.seconds.values()) or 1.0
-        parts = [f"{(notes.steps - 1) / max(notes.seconds, 1e-9):.1f} steps/s"]
+        parts = [f"{(notes.timed - 1) / max(notes.seconds, 1e-9):.1f} steps/s"]
         parts += [f"{name} {found.seconds[name] / total:.0%}" for name in ACCOUNTS if found.seconds.get(name)]
         parts += [f"device busy {notes.busy[-1]:.0%}"] if notes.busy else []
         parts += [f"{notes.memory[-1][1] / 1e9:.2f} GB"]
@@ -451,8 +469,8 @@ def watch(*things, live: bool = True, tell: bool = True) -> Watch:
 
 
 @contextlib.contextmanager
-def _replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
-    """Call `stand_in(original, ...)` in place of an attribute of torch."""
+def replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
+    """Call `stand_in(original, ...)` in place of a module's or a class's attribute."""
     original = getattr(holder, name)
 
     def call(*args, **kwargs):

@@ -11,10 +11,10 @@ from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import meanings
 from cpbkit.foreign import Damaged
 from cpbkit.hub.client import HubError, ask, connect, read
-from cpbkit.hub.publish import FORMAT, INDEX
+from cpbkit.hub.publish import FORMAT, INDEX, MAX_INDEX
 from cpbkit.runs.trained import TrainedModel
 
-MAX_INDEX, MAX_LEDGER, MAX_MODEL = 1_000_000, 100_000_000, 500_000_000  # bytes of a file that are read
+MAX_LEDGER, MAX_MODEL = 100_000_000, 500_000_000  # bytes of a file that are read
 
 
 class Repository:

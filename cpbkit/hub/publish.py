@@ -15,7 +15,7 @@ from cpbkit import __version__, atomic, foreign
 from cpbkit.config.experiment import from_dict, to_json, vary
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import headline, judgements, say_table, verdict_table, verdicts
-from cpbkit.hub.client import HubError, ask, connect
+from cpbkit.hub.client import HubError, ask, connect, read
 from cpbkit.models import zero_shot
 from cpbkit.runs.folder import AUDIT, RunFolder
 from cpbkit.runs.settle import Bars
@@ -24,7 +24,7 @@ from cpbkit.runs.trained import TrainedModel
 from cpbkit.training import checkpoint
 from cpbkit.views.verdict import verdict_figure
 
-INDEX, FORMAT = "cpbkit.json", 1
+INDEX, FORMAT, MAX_INDEX = "cpbkit.json", 1, 1_000_000  # bytes
 LIMITS = """Prices are close to a random walk: a model that ties a naive forecast has no edge, and one that beat it in
 its test split may not do so again. This is research, no advice, and nothing here was tested by trading: no costs, no
 slippage. The forecasts hold for the venue, the coins and the bar lengths named here alone."""
@@ -233,8 +233,7 @@ def publish(
     ask(what, lambda: api.create_repo(repo, private=not public, exist_ok=True, repo_type=kind, space_sdk=sdk))
     there = ask(what, lambda: api.list_repo_files(repo, repo_type=kind))
     if INDEX in there:
-        path = ask(what, lambda: api.hf_hub_download(repo, INDEX, repo_type=kind))
-        index = foreign.parse(Path(path).read_bytes(), {"run?": str, "models?": {"*": str}})
+        index = foreign.parse(read(api, repo, INDEX, "main", MAX_INDEX, kind), {"run?": str, "models?": {"*": str}})
         parent = RunFolder(folder).experiment.training.parent
         follows = parent and fingerprint(index.get("models", {})) == parent
         if index.get("run") != run_id(folder) and not follows:

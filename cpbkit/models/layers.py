@@ -12,13 +12,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.func import functional_call
 
-from cpbkit.models.scan import GRUScan, GRUStep, LSTMStep
+from cpbkit.models.scan import GRUScan, GRUStep, LSTMScan, LSTMStep
 
 # The truth (M, B, H, K), and for each step whether the decoder sees it: (H,) bool, or None for always.
 Teacher = tuple[Tensor, Tensor | None]
 State = list[tuple[Tensor, ...]]  # a layer each: (h,) of a GRU, (h, c) of an LSTM, all (M, B, D)
+# Rows of batch and steps for each unit of width: on a CPU, torch's own LSTM packs the weights at each call, and is the
+# faster one where so many rows share them.
+PACKED = 8
 LONG = 4  # steps from which on a recurrent layer is faster as a whole, its weights copied; of widths 16 to 256
 
 
@@ -119,6 +123,7 @@ class Recurrent(nn.Module):
 
     gates: int
     parts: int  # tensors of a state
+    whole: type[Function]  # a layer over all steps, as one operator
     single: Callable  # the layer of torch that it is for one model
 
     def __init__(self, models: int, inputs: int, width: int, layers: int = 1, dropout: float = 0.0):
@@ -151,6 +156,14 @@ class Recurrent(nn.Module):
 
     def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
         """Run one layer over x (M, B, L, C) from a state: (M, B, L, D), and the state after the last step."""
+        if not is_long(x):
+            return self.scan_by_steps(x, now, input, hidden)
+        weights = input.weight, input.bias, hidden.weight, hidden.bias
+        out, *end = self.whole.apply(x.transpose(1, 2), *now, *weights)
+        return out.transpose(1, 2), tuple(end)
+
+    def scan_by_steps(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
+        """Do what `scan` does, a step after the other."""
         steps = []
         for step in input(x).unbind(2):  # L of (M, B, G D)
             now = self.cell(step, hidden(now[0]), now)
@@ -175,31 +188,23 @@ def is_long(x: Tensor) -> bool:
 class GRU(Recurrent):
     """torch.nn.GRU (batch first) for M models."""
 
-    gates, parts, single = 3, 1, torch.gru
+    gates, parts, whole, single = 3, 1, GRUScan, torch.gru
 
     def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (GRUStep.apply(x, h, state[0].to(x.dtype)),)  # under autocast the first state is wider
-
-    def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
-        """Run one layer, a long one as one operator."""
-        if not is_long(x):
-            return super().scan(x, now, input, hidden)
-        weights = input.weight, input.bias, hidden.weight, hidden.bias
-        out, end = GRUScan.apply(x.transpose(1, 2), *now, *weights)
-        return out.transpose(1, 2), (end,)
 
 
 class LSTM(Recurrent):
     """torch.nn.LSTM (batch first) for M models."""
 
-    gates, parts, single = 4, 2, torch.lstm
+    gates, parts, whole, single = 4, 2, LSTMScan, torch.lstm
 
     def cell(self, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return LSTMStep.apply(x, h, state[1].to(x.dtype))  # under autocast the first cell is wider
 
     def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
-        """Run one layer; on a CPU model by model, where torch's own LSTM is faster than M models step by step."""
-        if x.device.type != "cpu" or not is_long(x):
+        """Run one layer; on a CPU, where many rows share its weights, model by model with torch's own."""
+        if x.device.type != "cpu" or not is_long(x) or x.shape[1] * x.shape[2] < PACKED * self.width:
             return super().scan(x, now, input, hidden)
         rows = [run() for run in self.each(x, now, input, hidden)]
         out, h, c = zip(*rows, strict=True)

@@ -1,8 +1,9 @@
-"""The step of a GRU and an LSTM, and the scan of a GRU over all steps, as operators with gradients of their own.
+"""The step of a GRU and an LSTM, and their scan over all steps, as operators with gradients of their own.
 
 Recorded operator by operator, autograd adds up the gradient of each weight at every step, and joins the parts of every
 gate; a scan multiplies once for each weight, and gates stay where they are computed. Shapes as in `layers`: M models,
-B batch, L context, C channels, D width. A GRU's gates in torch's order: reset and update, in one tensor, and new.
+B batch, L context, C channels, D width. Gates in torch's order, a GRU's: reset and update, in one tensor, and new; an
+LSTM's, all in one: input, forget, new, output.
 """
 
 from typing import Any
@@ -37,6 +38,42 @@ def step_back(d_after: Tensor, before: Tensor, gates: Tensor, new: Tensor, past:
     return kept
 
 
+Gates = tuple[Tensor, ...]  # of an LSTM: input and forget in one, input, forget, new, output
+
+
+def split_gates(gates: Tensor) -> Gates:
+    return gates[..., : gates.shape[-1] // 2], *gates.chunk(4, -1)
+
+
+def lstm_step(gates: Gates, cell: Tensor, after: Tensor, shown: Tensor, state: Tensor) -> None:
+    """Open the gates in place; write the cell after them, its tanh and the state."""
+    both, input, forget, new, output = gates
+    both.sigmoid_()
+    new.tanh_()
+    output.sigmoid_()
+    torch.mul(forget, cell, out=after).addcmul_(input, new)
+    torch.tanh(after, out=shown)
+    torch.mul(output, shown, out=state)
+
+
+def lstm_step_back(d_state: Tensor, d_cell: Tensor, gates: Gates, cell: Tensor, shown: Tensor) -> Tensor:
+    """Write the gradients before the gates in place of what `lstm_step` left; return what of the cell's passes them by.
+
+    Both gradients that it is given are used up.
+    """
+    _, input, forget, new, output = gates
+    d_new = d_state * output
+    d_cell.add_(tanh_backward(d_new, shown, grad_input=d_new))
+    sigmoid_backward(d_state.mul_(shown), output, grad_input=output)
+    torch.mul(d_cell, input, out=d_new)
+    torch.mul(d_cell, new, out=d_state)
+    tanh_backward(d_new, new, grad_input=new)
+    sigmoid_backward(d_state, input, grad_input=input)
+    kept = torch.mul(d_cell, forget, out=d_new)
+    sigmoid_backward(d_cell.mul_(cell), forget, grad_input=forget)
+    return kept
+
+
 class GRUStep(torch.autograd.Function):
     """One step: the products of the input and of the state (M, B, 3 D) with their biases, state (M, B, D) -> state."""
 
@@ -58,35 +95,21 @@ class GRUStep(torch.autograd.Function):
 
 
 class LSTMStep(torch.autograd.Function):
-    """One step: the products of the input and of the state (M, B, 4 D) with their biases, cell (M, B, D) -> both.
-
-    Gates in torch's order: input, forget, new, output.
-    """
+    """One step: the products of the input and of the state (M, B, 4 D) with their biases, cell (M, B, D) -> both."""
 
     @staticmethod
     def forward(ctx: Any, of_input: Tensor, of_state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         gates = of_input + of_state
-        width = cell.shape[-1]
-        gates[..., : 2 * width].sigmoid_()
-        gates[..., 2 * width : 3 * width].tanh_()
-        gates[..., 3 * width :].sigmoid_()
-        input, forget, new, output = gates.chunk(4, -1)
-        after = (forget * cell).addcmul_(input, new)
-        shown = after.tanh()
+        state, after, shown = (torch.empty_like(cell) for _ in range(3))
+        lstm_step(split_gates(gates), cell, after, shown, state)
         ctx.save_for_backward(gates, cell, shown)
-        return output * shown, after
+        return state, after
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_state: Tensor, d_cell: Tensor) -> tuple[Tensor, ...]:
         gates, cell, shown = ctx.saved_tensors
-        input, forget, new, output = gates.chunk(4, -1)
-        d_cell = d_cell + torch.ops.aten.tanh_backward(d_state * output, shown)
-        sigmoid_backward(d_state * shown, output, grad_input=output)
-        kept, d_input = d_cell * forget, d_cell * new
-        tanh_backward(d_cell * input, new, grad_input=new)
-        sigmoid_backward(d_input, input, grad_input=input)
-        sigmoid_backward(d_cell * cell, forget, grad_input=forget)
+        kept = lstm_step_back(d_state.clone(), d_cell.clone(), split_gates(gates), cell, shown)
         return gates, gates, kept
 
 
@@ -143,3 +166,46 @@ class GRUScan(torch.autograd.Function):
             d_x = torch.baddbmm(gates @ of_input[..., :gated].mT, news, of_input[..., gated:].mT)
             d_x = d_x.unflatten(1, steps)
         return d_x, d_state, d_of_input, d_bias, d_of_state, d_state_bias
+
+
+class LSTMScan(torch.autograd.Function):
+    """One layer of torch.nn.LSTM for M models: x (M, L, B, C), state and cell (M, B, D) -> (M, L, B, D), their ends.
+
+    Weights and biases as `GRUScan` takes them, of 4 D.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        of_input, bias, of_state, state_bias = weights
+        steps = x.shape[1:3]
+        x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(1, 2)
+        gates = (x @ torch.cat([of_input, bias + state_bias], 1)).unflatten(1, steps)
+        states, cells = (torch.cat([first[:, None], first.new_empty(len(x), *steps, first.shape[-1])], 1)
+                         for first in (state, cell))  # fmt: skip
+        shown, product = torch.empty_like(states[:, 1:]), torch.empty_like(gates[:, 0])
+        split = zip(*(each.unbind(1) for each in split_gates(gates)), strict=True)
+        rows = [each.unbind(1) for each in (gates, states[:, :-1], cells[:, :-1], cells[:, 1:], shown, states[:, 1:])]
+        for parts, gate, before, *others in zip(split, *rows, strict=True):
+            gate.add_(torch.bmm(before, of_state, out=product))
+            lstm_step(parts, *others)
+        ctx.save_for_backward(x, states, cells, shown, gates, of_input, of_state)
+        return states[:, 1:], states[:, -1], cells[:, -1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None, d_cell: Tensor | None) -> tuple:
+        x, states, cells, shown, gates, of_input, of_state = ctx.saved_tensors
+        steps, to_gates = gates.shape[1:3], of_state.mT.contiguous()
+        d_state, d_cell = (torch.zeros_like(states[:, 0]) if d is None else d.clone() for d in (d_end, d_cell))
+        split = zip(*(each.unbind(1) for each in split_gates(gates)), strict=True)
+        rows = [each.unbind(1) for each in (gates, cells[:, :-1], shown)]
+        for t, (parts, gate, *others) in reversed(list(enumerate(zip(split, *rows, strict=True)))):
+            if grad is not None:
+                d_state.add_(grad[:, t])
+            d_cell = lstm_step_back(d_state, d_cell, parts, *others)
+            torch.bmm(gate, to_gates, out=d_state)
+        gates, before = gates.flatten(1, 2), states[:, :-1].flatten(1, 2)
+        d_of_input, d_bias = (x.mT @ gates).split([x.shape[-1] - 1, 1], 1)
+        d_x = (gates @ of_input.mT).unflatten(1, steps) if ctx.needs_input_grad[0] else None
+        return d_x, d_state, d_cell, d_of_input, d_bias, before.mT @ gates, d_bias
