@@ -16,7 +16,7 @@ from cpbkit.views.live import live
 
 views.BEAT = views.PERIOD = 0.1  # a small sweep has the states of a large one
 experiment = vary(
-    PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-01-31", epochs=30, patience=30,
+    PRESETS["quick"], source="synthetic", start="2025-01-01", end="2025-01-31", epochs=90, patience=90,
     symbols=("BTC", "ETH", "BNB"), intervals=("1h",),
 )
 """
