@@ -25,6 +25,7 @@ from cpbkit.gpu_check.doctor import Examination, _throttling, diagnose, preset_s
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.guard import preserved
 from cpbkit.gpu_check.numbers import Numbers
+from cpbkit.gpu_check.script import _note_variable
 from cpbkit.gpu_check.step import Measured, Step, measure
 from cpbkit.gpu_check.trials import TRIALS, Gain, compare, try_fixes
 
@@ -268,3 +269,14 @@ def test_a_preset_is_diagnosed_and_stacked():
     assert "stack of series" in {g.fix for g in found.gains}
     with pytest.raises(UnknownName, match="preset must be a known name; got 'gro'"):
         preset_step("gro")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"), [("OMP_NUM_THREADS", "1", 1), ("OMP_NUM_THREADS", "²", 7), ("A_THREAD", "1", 7)]
+)
+def test_only_a_number_of_threads_is_taken_over_from_the_environment(name, value, found, monkeypatch):
+    threads = [7]
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: threads.append(n))
+    here = {"__name__": "__main__", "put": lambda: _note_variable(lambda *_: None, name, value)}
+    exec("def script():\n    put()\nscript()", here)  # a script of which no name is torch's
+    assert threads[-1] == found

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import Roles
 from cpbkit.gpu_check.causes import find_causes
 from cpbkit.gpu_check.graphs import Retraced
+from cpbkit.gpu_check.module_calls import ModuleCalls
 from cpbkit.gpu_check.notes import PADDING, Notes, _goes_through_time
 from cpbkit.gpu_check.operators import Operators
-from cpbkit.gpu_check.seen import Seen
+from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import GROWING, Line, cure_of_data, find_kind
 from cpbkit.gpu_check.watch import watch
 
@@ -40,6 +42,10 @@ def test_a_line_that_fills_rows_up_is_told_from_one_that_makes_weights(text, fil
 HERE = Path(__file__)
 X, Y = torch.randn(64, 8), torch.randn(64, 1)
 SECONDS = 2.0  # of a loop: those are run by `make test-long`, as in test_soundness
+
+
+TAKEN_APART = (Taken(None, 64, 0.5),)
+PAIRS_LINE = Line("a.py", 3, "for i in range(n):", "forward", 0.0)
 
 
 def line_of(text):
@@ -140,6 +146,119 @@ def test_a_pass_backward_taken_for_a_step_counts_for_nothing_once_an_optimiser_s
     assert w.notes.backwards == 18 and [step for step, _ in w.notes.hooks] == [1, 2]
 
 
+def test_nothing_is_left_of_a_training_that_is_over():
+    notes = Notes(Roles(), None, None)
+    first = dataclasses.replace(notes)
+    notes.collected, notes.kept, notes.thrown.waits, notes.retraced._shares = True, "a line", True, [1.0] * 9
+    notes.begin_anew()
+    assert (notes.collected, notes.kept, notes.thrown.waits, notes.retraced.find()) == (False, "", False, 0.0)
+    assert dataclasses.replace(notes, soundness=first.soundness, thrown=first.thrown, retraced=first.retraced) == first
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # with create_graph=True
+@pytest.mark.parametrize("call", ["backward", "grad"])
+@pytest.mark.parametrize("flag", ["retain_graph", "create_graph"])
+def test_flags_of_a_pass_backward_are_read_by_place_and_by_name(call, flag):
+    weight = torch.ones(3, requires_grad=True)
+    for named in (True, False):
+        with watch(tell=False, live=False) as w:
+            for _ in range(3):
+                loss, flags = weight.square().sum(), (True, flag == "create_graph")
+                if call == "backward":
+                    by_place = torch.autograd.backward, loss, None, *flags
+                else:
+                    by_place = torch.autograd.grad, loss, [weight], None, *flags
+                function, *args = by_place[:-2] if named else by_place
+                function(*args, **{flag: True} if named else {})
+        # What is asked for by grad with create_graph is a part of a loss, and no pass backward.
+        assert bool(w.notes.retained) == (flag == "retain_graph")
+        assert w.notes.second_graph == (flag == "create_graph" and call == "backward")
+
+
+class Sequence(nn.Module):
+    """A recurrence over x (time, batch, channels), torch's own order."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_input, self.of_state, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        h = torch.zeros(x.shape[1], 16)
+        for now in x:
+            h = torch.tanh(self.of_input(now) + self.of_state(h))
+        return self.head(h)
+
+
+def noted(run):
+    """Return the calls that a step makes."""
+    calls = ModuleCalls(Roles())
+    calls.begin()
+    try:
+        run()
+    finally:
+        calls.end()
+    assert not calls.problem
+    return calls
+
+
+def test_a_part_that_is_called_for_every_sample_is_told_from_one_that_goes_through_time():
+    part, x = Sequence(), torch.randn(20, 64, 8)
+    assert not noted(lambda: part(x)).find_parts()
+    model = Documents()
+    documents = [torch.randn(5, 8) for _ in range(20)]
+    assert set(noted(lambda: model(documents)).find_parts().values()) == {20}
+
+
+def test_a_model_that_is_called_from_two_lines_is_counted_at_each():
+    model = Documents()
+    documents = [torch.randn(5, 8) for _ in range(20)]
+
+    def both():
+        model(documents)
+        model(documents)
+
+    assert list(noted(both).find_parts().values()) == [20] * 6  # three parts, twice
+
+
+def test_calls_that_carry_a_state_on_are_not_one_by_one():
+    cell, x = nn.GRU(8, 16), torch.randn(4, 12, 8)
+
+    def carry(detached):
+        h = None
+        for i in range(12):
+            _, h = cell(x[:, i : i + 1], h)
+            h = h.detach() if detached else h
+
+    assert sum(noted(lambda: carry(False)).models.values()) == 1  # the first, which is given none
+    assert sum(noted(lambda: carry(True)).models.values()) == 12  # as a picture beside another
+
+
+def test_calls_in_another_thread_are_none_of_the_step():
+    model = dense(8)
+
+    def step():
+        other = threading.Thread(target=lambda: model(X))
+        other.start()
+        other.join()
+        model(X)
+
+    assert sum(noted(step).models.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ({"taken": TAKEN_APART, "pairs": PAIRS_LINE, "starting": 0.4, "operators": 900}, "SAMPLE_BY_SAMPLE"),
+        ({"taken": TAKEN_APART, "pairs": PAIRS_LINE, "starting": 0.9, "operators": 900}, "HOST_BOUND"),
+        ({"small_batch": (1, None), "one_by_one": (10, None), "starting": 0.9, "starting_all": 0.9, "operators": 300,
+          "operators_all": 300}, "SAMPLE_BY_SAMPLE"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_silent_only_where_another_speaks_for_it(seen, told):
+    base = Seen(10.0, 50, 100, {"forward": 0.4, "backward": 0.5})
+    assert [cause.verdict for cause in find_causes(dataclasses.replace(base, **seen))] == [told]
+
+
 def test_a_mistake_in_the_watch_is_told_and_costs_nobody_the_end_of_a_training(monkeypatch):
     model = dense(16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -160,10 +279,10 @@ def test_a_graph_of_earlier_steps_is_told_from_one_of_this_step(how):
         losses = [state.square().mean()] + [state.abs().mean()] * (how == "two losses")
         for loss in losses:
             retraced._next = 0.0  # as where much else is done between two looks
-            retraced.note_graph(loss.grad_fn, step, 2)
+            retraced.note_graph(loss.grad_fn, step, by_hand=False)
             loss.backward(retain_graph=True)
         last = losses if how == "weights alone" else None  # keeps the nodes of the weights until the next are made
-    assert last is None or last
+    del last
     assert (retraced.find() > 0.5) == (how == "carried")
 
 
@@ -195,18 +314,19 @@ def test_a_state_that_a_model_carries_on_beside_its_batch_is_found(state):
 @pytest.mark.parametrize("state", ["carried", "detached"])
 def test_a_pass_backward_that_goes_through_earlier_ones_again_is_named(state):
     torch.manual_seed(0)
-    cell, x = nn.GRU(8, 64, batch_first=True), torch.randn(16, 12, 20, 8)
+    cell, x = nn.GRU(8, 64, batch_first=True), torch.randn(16, 24, 10, 8)
     optimizer = torch.optim.SGD(cell.parameters(), lr=0.01)
     with watch(tell=False, live=False) as w:
-        for _ in steps(4):
+        for _ in steps(4, 4.0):
             optimizer.zero_grad()
             h = torch.zeros(1, 16, 64)
-            for day in range(12):
+            for day in range(24):
                 out, h = cell(x[:, day], h if state == "carried" else h.detach())
                 out.square().mean().backward(retain_graph=True)  # again
             optimizer.step()
     assert (w.verdict == "GRAPH_KEPT") == (state == "carried"), w.report()
     assert state == "detached" or f"{HERE.name}:{line_of('# again')}" in w.diagnosis.text
+    assert state == "detached" or "SAMPLE-BY-SAMPLE" not in w.report()
 
 
 @pytest.mark.long
@@ -228,7 +348,7 @@ def test_a_state_that_is_carried_on_in_a_loop_written_from_equations_is_found(st
                 loss = loss + nn.functional.mse_loss(h @ of_output, Y)
             loss.backward(retain_graph=True)
             for weight in weights:
-                weight.data -= 0.01 * weight.grad
+                weight.data -= 0.001 * weight.grad
                 weight.grad = None
             if state == "detached":
                 h = h.detach()
@@ -391,6 +511,7 @@ def test_a_cache_without_an_end_is_found_by_its_decorator(tmp_path):
         ("seen = np.concatenate((seen, new))", True),
         ("df = pd.concat([df, row])", True),
         ("self.queue = torch.cat([keys, self.queue])[: self.size]", False),
+        ("preds = torch.cat([preds, model(x)[0]])", True),
         ("x = torch.cat([h, x_t])", False),
         ("logits = torch.cat([pos, neg], dim=1)", False),
         ("self.keys = torch.cat([self.keys, z.detach()])", True),
@@ -462,6 +583,13 @@ def test_a_loop_over_triplets_is_one_over_pairs(tmp_path):
         "            add(d - far(a, q))\nfor a in range(n):\n    for t in range(steps):\n        x = f(a, t)\n"
     )
     assert source.find_pairs(str(script), 5).start == 1 and source.find_pairs(str(script), 8) is None
+
+
+@pytest.mark.parametrize(("inner", "pairs"), [("range(32)", True), ("range(i + 1, 32)", True), ("range(8)", False)])
+def test_loops_over_numbers_are_over_pairs_where_they_go_as_far(inner, pairs, tmp_path):
+    script = tmp_path / "numbers.py"
+    script.write_text(f"for i in range(32):\n    for j in {inner}:\n        f(i, j)\n")
+    assert bool(source.find_pairs(str(script), 3)) == pairs
 
 
 @pytest.mark.long
@@ -548,6 +676,9 @@ def test_steps_that_grow_longer_are_seen_by_how_many_come_in_the_same_time():
     assert notes._find_slowing() == 270 / 120
     notes.memory = [(20 + 10 * i, 0.0) for i in range(10)]
     notes.steps = 120
+    assert notes._find_slowing() == 1
+    steps = [*range(20, 820, 100), 720, 720, 720, 820]  # a validation
+    notes.memory, notes.steps = [(at, 0.0) for at in steps], 900
     assert notes._find_slowing() == 1
 
 

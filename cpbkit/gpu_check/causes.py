@@ -206,7 +206,7 @@ def _find_python(seen: Seen) -> Iterator[Cause]:
 
 
 def _find_taken_apart(seen: Seen) -> Iterator[Cause]:
-    if _is_taken_apart(seen) and not seen.pairs:
+    if _is_taken_apart(seen) and not _is_over_pairs(seen):
         taken = seen.taken[0]
         text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
         cure = "give the model the whole batch: x[i] becomes x, and a sum over samples a mean over the first axis"
@@ -217,6 +217,10 @@ def _find_taken_apart(seen: Seen) -> Iterator[Cause]:
 
 def _is_taken_apart(seen: Seen) -> bool:
     return bool(seen.taken) and seen.taken[0].share > TAKES_MUCH
+
+
+def _is_over_pairs(seen: Seen) -> bool:
+    return seen.pairs is not None and seen.starting > STARTING_FEW and seen.operators > OPERATORS
 
 
 def _find_dense(seen: Seen) -> Iterator[Cause]:
@@ -374,7 +378,8 @@ def _find_waits(seen: Seen) -> Iterator[Cause]:
 
 def _find_small_batch(seen: Seen) -> Iterator[Cause]:
     samples, line = seen.small_batch
-    one_by_one = _is_taken_apart(seen) or seen.one_by_one[0]
+    told = [cause.reason for cause in (*_find_taken_apart(seen), *_find_operators(seen))]
+    one_by_one = "" in told or "CALLS" in told  # of whole batches, then
     if 0 < samples <= SMALL_BATCH and not one_by_one and seen.starting > STARTING_FEW:
         verdict = "SAMPLE_BY_SAMPLE" if samples == 1 else "HOST_BOUND"
         few = f"{samples} sample{'s' * (samples > 1)}"
@@ -388,7 +393,7 @@ def _find_operators(seen: Seen) -> Iterator[Cause]:
     if math.isnan(seen.operators) or (operators <= OPERATORS and not seen.every_sample):
         return
     gain = seen.model * seen.starting
-    if seen.pairs and seen.starting > STARTING_FEW:
+    if _is_over_pairs(seen):
         text = f"A loop over pairs starts most of {seen.operators:,.0f} operators a step{at(seen.pairs)}."
         yield Cause(gain, "HOST_BOUND", "PAIRS", text, fix("all pairs at once", gain, ALL_AT_ONCE))
     elif calls and seen.starting_all > (STARTING_FEW if seen.every_sample else STARTING):

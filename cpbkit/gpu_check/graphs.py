@@ -16,6 +16,8 @@ LARGEST = 20_000  # nodes of a graph that is looked through
 LOOKS = 24  # at graphs of several optimisers
 LEAST = 3  # looks that must agree
 RARELY = 100  # times what a look took
+# Steps by which a node is of an earlier one; by hand each pass backward counts as a step, and some may share a graph.
+EARLIER, EARLIER_BY_HAND = 2, 8
 PASSES = 32  # backward, after which gradients that are still there count as used
 BRANCH = 0.5  # of an optimiser's weights: less may be a single layer with weights of its own
 
@@ -93,15 +95,16 @@ class Retraced:
         self._shares: list[float] = []  # of each graph: nodes of earlier steps
         self._next = 0.0  # s: when the next is looked at
 
-    def note_graph(self, root, step: int, before: int) -> None:
-        """Look at the graph of a pass backward, rarely. before: by so many steps a node is of an earlier one."""
+    def note_graph(self, root, step: int, by_hand: bool) -> None:
+        """Look at the graph of a pass backward, rarely."""
         now = time.perf_counter()
         if len(self._shares) >= LOOKS or now < self._next or is_capturing():
             return
         # A weight's own node outlives its graph where the next one is built before that one is gone.
         nodes = [node for node in _list_nodes(root) if node.next_functions]
         if nodes:
-            earlier = sum(node.metadata.setdefault("cpbkit step", step) <= step - before for node in nodes)
+            before = step - (EARLIER_BY_HAND if by_hand else EARLIER)
+            earlier = sum(node.metadata.setdefault("cpbkit step", step) <= before for node in nodes)
             self._shares.append(earlier / len(nodes))
         self._next = now + RARELY * (time.perf_counter() - now)
 

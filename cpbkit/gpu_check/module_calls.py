@@ -1,9 +1,9 @@
 """The calls of modules in one step of a person's loop: from which lines, with gradients or without, one by one."""
 
-import itertools
 import sys
+import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,6 +16,7 @@ from cpbkit.gpu_check.call_stacks import OwnLine, Roles
 from cpbkit.gpu_check.graphs import tie_mark
 
 Own = tuple[OwnLine, ...]  # own lines of a call, the innermost first
+Model = tuple[Own, int]  # what is called and is no part: from where, identity
 
 
 class Called(NamedTuple):
@@ -30,17 +31,21 @@ class ModuleCalls:
 
     def __init__(self, roles: Roles):
         self.roles = roles
-        self.models: Counter[tuple[Own, int]] = Counter()  # calls with gradients of what is no part, by lines, identity
+        self.models: Counter[Model] = Counter()  # calls with gradients
         self.with_gradients: dict[int, Called] = {}  # by identity
         self.without: dict[int, Called] = {}
         self.problem = ""
-        self._parts: Counter[tuple[Own, int, int]] = Counter()  # calls of parts, by the identity of the whole too
-        self._samples: Counter[int] = Counter()  # of the batches that a model was given, by its identity
+        self._parts: Counter[tuple[Own, int, Model]] = Counter()  # calls of parts, by their model too
+        self._rows: defaultdict[int, set[int]] = defaultdict(set)  # that parts were given, by identity
+        self._samples: Counter[Model] = Counter()  # of the batches that a model was given
         self._batch = 0  # samples of the last of them, if it was a tensor
-        self._model: tuple[Own, int] = (), 0  # that was called last
+        self._model: Model = (), 0  # that was called last
+        self._made_rows: dict[Model, int] = {}  # by it
+        self._hooks: tuple = ()
         self._made: list[tuple[Own, weakref.ref]] = []  # by models: where, and a mark on its graph
 
     def begin(self) -> None:
+        self._thread = threading.get_ident()
         before, after = self._unharmed(self._note), self._unharmed(self._note_made)
         self._hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after)
 
@@ -50,6 +55,8 @@ class ModuleCalls:
 
     def _unharmed(self, note: Callable[..., None]) -> Callable[..., None]:
         def hook(*args) -> None:
+            if threading.get_ident() != self._thread:  # torch calls them for every thread
+                return
             try:
                 note(*args)
             except Exception as error:  # told in the report; the person's step goes on
@@ -63,12 +70,14 @@ class ModuleCalls:
 
     def find_parts(self) -> Counter[tuple[Own, int]]:
         """Return the calls of each part that is called once for every sample of a model's batch."""
-        counts = self._parts.items()
-        return Counter({(own, part): n for (own, part, whole), n in counts if n == self._samples[whole]})
+        found = {(own, part): n for (own, part, model), n in self._parts.items()
+                 # Given as many rows as the model makes, it goes through time, and time comes before the batch.
+                 if n == self._samples[model] and self._rows[part] != {self._made_rows.get(model, -1)}}  # fmt: skip
+        return Counter(found)
 
-    def find_batch(self, model: int) -> float:
-        """Return the samples that a model is given at a time, by its identity."""
-        return self._samples[model] / max(sum(n for (_, number), n in self.models.items() if number == model), 1)
+    def find_batch(self, model: Model) -> float:
+        """Return the samples that a model is given at a time."""
+        return self._samples[model] / max(self.models[model], 1)
 
     def _note(self, module: nn.Module, args) -> None:
         stack = self.roles.read(sys._getframe(2))
@@ -80,20 +89,25 @@ class ModuleCalls:
             noted[id(module)] = Called({id(weight): weight.numel() for weight in module.parameters()}, stack.own)
         given: Any = args[0] if args else None
         samples = len(given) if type(given) in (list, tuple) or (_is_tensor(given) and given.dim()) else 0
+        beside = [x for x in tree_leaves(args[1:]) if _is_tensor(x)]
         if stack.root == id(module):
-            self.models[stack.own, stack.root] += graded
-            self._samples[stack.root] += samples * graded
-            self._batch = samples if _is_tensor(given) else 0  # in a list, a sample may be as long
             self._model = stack.own, stack.root
-        elif graded and samples != self._batch and sum(map(_is_tensor, args)) < 2:
-            # Given neither the batch nor, beside its input, a state.
-            self._parts[stack.own, id(module), stack.root] += 1
+            self._batch = samples if _is_tensor(given) else 0  # in a list, a sample may be as long
+            if graded and all(x.grad_fn is None for x in beside):  # else a state: no sample needs the one before
+                self.models[self._model] += 1
+                self._samples[self._model] += samples
+        elif graded and samples != self._batch and not beside:  # neither the batch, nor a state beside its input
+            self._parts[stack.own, id(module), self._model] += 1
+            self._rows[id(module)].add(samples)
 
     def _note_made(self, module: nn.Module, args, made) -> None:
-        own, model = self._model
-        if model == id(module):
-            nodes = (x.grad_fn for x in tree_leaves(made) if _is_tensor(x) and x.grad_fn is not None)
-            self._made += [(own, tie_mark(node, "cpbkit call")) for node in itertools.islice(nodes, 1)]
+        if self._model[1] != id(module):
+            return
+        tensor = next((x for x in tree_leaves(made) if _is_tensor(x) and x.grad_fn is not None), None)
+        if tensor is not None:
+            if tensor.dim() and len(tensor) > 1:
+                self._made_rows[self._model] = len(tensor)
+            self._made.append((self._model[0], tie_mark(tensor.grad_fn, "cpbkit call")))
 
 
 def _is_tensor(thing: object) -> TypeGuard[torch.Tensor]:

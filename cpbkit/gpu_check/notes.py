@@ -11,7 +11,6 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import sub
 from statistics import median
 
 import torch
@@ -40,8 +39,8 @@ FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in t
 BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
 GROWN = 50e6  # bytes of the process: less is its allocators settling in
 TIME = re.compile(  # in the head of a loop
-    r"\bfor (t|step|time|ts|k|xt|\w+_t)\b|unbind\(\s*(dim=)?1"
-    r"|range\([^)]*\b(T|L|seq\w*|n?_?steps|time\w*|length|horizon)\b"
+    r"\bfor (t|step|time|ts|k|xt|\w+_t)\b|unbind\(\s*(dim=)?1|range\([^)]*(size\(1\)|shape\[1\])"
+    r"|range\([^)]*\b(T|L|seq\w*|(\w+_)?steps|time\w*|length|max_len\w*|horizon)\b"
 )
 MAPPING = re.compile(r"\bmap\(")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -104,7 +103,8 @@ class Notes:
     def begin_anew(self) -> None:
         """Forget what was seen of a training that is over."""
         self.steps = self.timed = self.backwards = self.graded = 0
-        self.soundness = Soundness()
+        self.soundness, self.thrown, self.retraced = Soundness(), ThrownAway(), Retraced()
+        self.collected, self.kept, self.retained = False, "", None
         self.first = self.last = math.nan
         self.lost = self.cpu = 0.0
         for seen in (self.counted, self.reached, self.weights, self.marks, self.hooks, self.memory):
@@ -123,8 +123,8 @@ class Notes:
             looks[stack] += seconds
         found = attribute(looks, *known) if late else found
         total = sum(found.seconds.values()) or 1.0
-        whole = max((c.count for c in self.counted), default=0)  # some steps may be parts, as of several optimisers
-        counted = min((c for c in self.counted if c.count >= whole / 2), key=lambda c: c.seconds, default=None)
+        most = max((c.count for c in self.counted), default=0)  # some steps may be parts, as of several optimisers
+        counted = min((c for c in self.counted if c.count >= most / 2), key=lambda c: c.seconds, default=None)
         workers = max((loader.num_workers for loader in self.loaders), default=0)
         threads, cores = torch.get_num_threads(), count_cores()
         crowded = f"torch computes in {threads} threads on {cores} cores" if threads > cores else ""
@@ -141,7 +141,7 @@ class Notes:
             inside=found.inside / total,
             python=self._find_python(found, counted, total / max(self.timed - 1, 1)),
             threads=threads / cores,
-            threads_line=self._find_text(r"set_num_threads\(|(OMP|MKL)_NUM_THREADS"),
+            threads_line=self._find_text(r"set_num_threads\(|_NUM_THREADS"),
             unused=self._find_unused(),
             unused_line=self._find_unused_call(),
             thrown=thrown,
@@ -494,6 +494,7 @@ class Notes:
 
     def _find_kept_probe(self) -> str:
         """Return the line that called a model whose outputs of the first counted steps are still there."""
+        # A person who collects garbage at times of their own lets it wait on purpose.
         if self.steps < PROBED or len(self.counted) < 2 or not gc.isenabled():
             return ""
         kept = set.intersection(*(c.modules.find_alive() for c in self.counted))
@@ -512,13 +513,14 @@ class Notes:
 
         One that is no part, and given whole batches, is called for something else, such as views of them.
         """
-        batch = max((loader.batch_size or 0 for loader in self.loaders), default=0)
+        sizes = (loader.batch_size or 0 for loader in self.loaders)
+        batch = min((size for size in sizes if size > 1), default=math.inf)  # a validation's may be larger
         for modules in (c.modules for c in self.counted):
-            small = {key: n for key, n in modules.models.items() if not 1 < batch <= modules.find_batch(key[1])}
-            for calls, whole in ((modules.find_parts(), True), (Counter(small), False)):
+            small = {key: n for key, n in modules.models.items() if modules.find_batch(key) < batch}
+            for calls, every_sample in ((modules.find_parts(), True), (Counter(small), False)):
                 for (own, _), n in calls.most_common(1):
                     if n >= SAMPLES and self._is_in_inner_loop(own, found):
-                        return n, self._line(own[0]), whole
+                        return n, self._line(own[0]), every_sample
         return 0, None, False
 
     def _is_in_inner_loop(self, own: tuple[OwnLine, ...], found: Attribution) -> bool:
@@ -574,27 +576,30 @@ class Notes:
         if len(self.counted) < len(COUNTED):
             return None
         for at in self.counted[0].joined:
-            numbers = [c.joined[at] for c in self.counted]
-            (before, rise), (first, second) = (map(sub, x[1:], x) for x in (numbers, COUNTED))
+            before, rise = _slopes(list(zip(COUNTED, (c.joined[at] for c in self.counted), strict=True)))
             line = self._line(at)
-            if rise > 0 and abs(rise * first / (before * second or 1) - 1) < STEADY and re.search(GROWING, line.text):
+            if before > 0 and abs(rise / before - 1) < STEADY and re.search(GROWING, line.text):
                 return line
         return None
 
     def _find_slowing(self) -> float:
         """Return how many times as long a step takes in the last third of the time as in the first."""
-        steps = [at for at, _ in self.memory if COUNTED[-1] < at < self.steps]  # at even times, until the last step
-        third = len(steps) // 3
-        return (steps[third] - steps[0]) / max(steps[-1] - steps[-1 - third], 1) if third > 2 else 1.0
+        at = [steps for steps, _ in self.memory if COUNTED[-1] < steps < self.steps]  # at even times, to the last step
+        # Without the pauses between two epochs, which are no slow steps; the median, for they begin and end in between.
+        taken = [after - before for before, after in itertools.pairwise(at) if after > before]
+        third = len(taken) // 3
+        return median(taken[:third]) / median(taken[-third:]) if third > 2 else 1.0
 
 
 def _rise(points: list[tuple[int, int]]) -> float:
     """Return by how much the last of (steps, number) grows a step, where it grew as before; else 0."""
-    if len(points) < 3:
-        return 0.0
-    (s0, n0), (s1, n1), (s2, n2) = points[-3:]
-    before, rise = (n1 - n0) / (s1 - s0), (n2 - n1) / (s2 - s1)
+    before, rise = _slopes(points[-3:]) if len(points) > 2 else (0.0, 0.0)
     return rise if min(before, rise) > 0.5 else 0.0
+
+
+def _slopes(points: list[tuple[int, int]]) -> tuple[float, ...]:
+    """Return by how much the second of a pair grows for each of the first, from each point to the next."""
+    return tuple((n1 - n0) / (s1 - s0) for (s0, n0), (s1, n1) in itertools.pairwise(points))
 
 
 def _only_passes(line: Line) -> bool:

@@ -226,7 +226,8 @@ class Operators(TorchDispatchMode):
             self.rows = max(self.rows, made.shape[0] if made.dim() > 1 else 1)
             x = args[packet in WITH_BIAS]
             if packet in (aten.mm, aten.addmm):
-                self._products[weight := args[-1].data_ptr()] += 1
+                weight = args[-1].data_ptr()
+                self._products[weight] += 1
                 self._most_products = max(self._most_products, self._products[weight])
             if line and strided and not x.requires_grad and not is_capturing() and x.abs().max() > UNSCALED:
                 self.wrong["INPUTS_NOT_SCALED"] = line

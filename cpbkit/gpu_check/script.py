@@ -105,11 +105,13 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
 def _note_variable(original, name, value) -> None:
     """Stand in for os.putenv: threads that a script sets before it imports torch count, though here it is imported."""
     original(name, value)
+    threads = int(os.fsdecode(value)) if os.fsdecode(value).isdecimal() else 0
+    if os.fsdecode(name) not in THREADS or not threads:
+        return
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != "__main__":
         frame = frame.f_back
-    threads = int(os.fsdecode(value)) if os.fsdecode(value).isdigit() else 0
-    if threads and os.fsdecode(name) in THREADS and frame and not any(map(_is_torch, frame.f_globals.values())):
+    if frame and not any(map(_is_torch, list(frame.f_globals.values()))):
         torch.set_num_threads(threads)
 
 

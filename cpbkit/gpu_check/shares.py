@@ -18,7 +18,7 @@ GRAPHS = 0.1  # of a validation's forward passes: none is seen in a model's firs
 WAITING = "waiting"
 # A table that is made anew of itself and more rows, and not cut to a length.
 GROWING = (
-    r"^(?!.*\) *\[)(?!.*(dim|axis) *= *-?[1-9])(?!.*[\])] *, *-?[1-9]).*"
+    r"^(?!.*\) *\[[^\]]*:)(?!.*(dim|axis) *= *-?[1-9])(?!.*[\])] *, *-?[1-9]).*"
     r"(?<![\w.])(?P<table>[\w.]+) *= *(torch|np|pd)\.(cat|concat\w*|append|[vh]?stack)\(.*(?<![\w.])(?P=table)\b"
 )
 # What a line does besides training: noun, libraries it calls, its text, and the cure.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 INNER_LOOPS = (*LOOPS, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+CALLED = {"range", "len", "enumerate", "zip"}  # in the head of a loop
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
 ONLY_PASSES = re.compile(r"\.backward\(|\.step\(|zero_grad|clip_grad")  # lines that start torch's own work alone
@@ -105,11 +106,17 @@ def find_pairs(file: str, line: int) -> Span | None:
     for around in reversed(loops[:-1]):  # a third may be between them, as of triplets
         inner = loops[-1]
         targets = [_names(node.target) for node in (around, inner)]
-        one, two = (_names(node.iter) - targets[0] - {"range", "len", "enumerate", "zip"} for node in (around, inner))
+        one, two = ((_names(node.iter) | _sizes(node.iter)) - targets[0] - CALLED for node in (around, inner))
         used = set().union(*map(_names, inner.body))
         if one == two and all(used & names for names in targets):
             return to_span(file, around)
     return None
+
+
+def _sizes(node: Any) -> set[int]:
+    """Return the numbers in a loop's head that say how far it goes: not an axis, nor where it starts."""
+    numbers = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    return {number for number in numbers if isinstance(number, int) and number > 1}
 
 
 def _names(node: Any) -> set[str]:

@@ -33,7 +33,6 @@ from cpbkit.hardware.monitor import device_memory, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 from cpbkit.texts import wrapped
 
-MANY = 5000  # operators a step: counting them once is enough
 MOST_MARKS = 1000  # then every second one is let go
 FOLLOWED = 16  # nodes of a loss's graph
 TURNS = 50  # steps of other optimisers without one of the first: its training is over
@@ -73,8 +72,7 @@ class Watch:
         self._ticked_at = 0  # steps
         self._ticked = self._noted = self._marked = self._shown = -math.inf
         self._live, self._slot = "", None
-        self._seen = Seen(0.0, 0, 0, {})
-        self._diagnosis: Diagnosis | None = None
+        self._result: tuple[Seen, Diagnosis] | None = None  # once it is over
 
     # The two doors.
 
@@ -97,10 +95,10 @@ class Watch:
         self._exits.close()
         self._clear_line()
         try:
-            self._seen, self._diagnosis = self._add_up()
+            self._result = self._add_up()
         except Exception as failure:  # a mistake in here must not cost a person the end of a training
             text = f"The watch itself failed: {type(failure).__name__}: {failure}."
-            self._diagnosis = Diagnosis("INCONCLUSIVE", "", text, (), (), (), Policy())
+            self._result = Seen(0.0, 0, 0, {}), Diagnosis("INCONCLUSIVE", "", text, (), (), (), Policy())
         # A loop over epochs makes a watch an epoch: it speaks where it has something new to say.
         if self._tells and _told.get(self._place) != self.verdict:
             _told[self._place] = self.verdict
@@ -128,7 +126,7 @@ class Watch:
     @property
     def diagnosis(self) -> Diagnosis:
         """The verdict with what supports it; so far, while the loop runs."""
-        return self._diagnosis or self._add_up()[1]
+        return (self._result or self._add_up())[1]
 
     def _add_up(self) -> tuple[Seen, Diagnosis]:
         seen = self.notes.add_up()
@@ -156,7 +154,7 @@ class Watch:
 
     def to_dict(self) -> dict:
         """JSON-safe: what `cpbkit doctor --compare` reads."""
-        seen, d = (self._seen, self._diagnosis) if self._diagnosis else self._add_up()
+        seen, d = self._result or self._add_up()
         rate = (self.notes.timed - 1) / self.notes.seconds if self.notes.seconds else 0.0
         lines = [
             {"place": x.place, "text": x.text, "share": x.seconds / max(seen.seconds, 1e-9), "phase": x.account}
@@ -259,17 +257,12 @@ class Watch:
             notes.replaced = notes.replaced or notes.has_replaced()
         if torch.cuda.is_initialized():
             self._ask_device()
-        if notes.steps in COUNTED and self._may_count():
+        compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+        if notes.steps in COUNTED and not compiled.get("stats"):  # a compiled step would be compiled anew under a mode
             self._start_counting()
         self._due = self._due or self._count is not None or self._event is not None
         if optimizer is not None:
             notes.soundness.note_step(optimizer, {notes.roles.modules[look.root]() for look in seen if look.root})
-
-    def _may_count(self) -> bool:
-        if any(c.count > MANY for c in self.notes.counted):
-            return False
-        compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-        return not compiled.get("stats")  # a compiled step would be compiled anew under a mode
 
     def _start_counting(self) -> None:
         self.notes.sampler.paused = True
@@ -292,29 +285,28 @@ class Watch:
         """Stand in for torch.autograd.grad, which is a pass backward where neither an optimiser nor another is seen."""
         notes = self.notes
         trains = notes.by_hand or not (notes.steps or notes.backwards > notes.graded)
-        if not trains or kwargs.get("create_graph"):
+        if not trains or kwargs.get("create_graph") or any(args[3:4]):
             return original(tensors, *args, **kwargs)
         notes.graded += 1
-        return self._pass(sys._getframe(2), original, tensors, *args, **kwargs)
+        return self._pass(sys._getframe(2), 2, original, tensors, *args, **kwargs)
 
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: look at the graph of a loss now and then."""
-        return self._pass(sys._getframe(2), original, tensors, *args, **kwargs)
+        return self._pass(sys._getframe(2), 1, original, tensors, *args, **kwargs)
 
-    def _pass(self, frame: FrameType, original, tensors, *args, **kwargs):
+    def _pass(self, frame: FrameType, flags: int, original, tensors, *args, **kwargs):
+        """Call the original and note it. flags: the place of retain_graph among `args`, which create_graph follows."""
         notes = self.notes
         due = self._mark_due and self._is_watched()
         if due or notes.thrown.waits or (notes.by_hand and not notes.reached):
             with self._unharmed("a pass backward"):
                 notes.thrown.note_backward()
                 if due:
-                    notes.second_graph = bool(kwargs.get("create_graph") or args[2:3] == (True,))
-                    kept = (kwargs.get("retain_graph") or args[1:2] == (True,)) and not notes.second_graph
+                    notes.second_graph = bool(kwargs.get("create_graph") or any(args[flags + 1 : flags + 2]))
+                    kept = (kwargs.get("retain_graph") or any(args[flags : flags + 1])) and not notes.second_graph
                     notes.retained = notes.roles.own_line(frame) if kept else None
-                    if kept:  # without an optimiser each pass counts as a step, and some may share a graph
-                        notes.retraced.note_graph(
-                            getattr(tensors, "grad_fn", None), notes.steps, UNSTEPPED if notes.by_hand else 2
-                        )
+                    if kept:
+                        notes.retraced.note_graph(getattr(tensors, "grad_fn", None), notes.steps, notes.by_hand)
                     self._note_loss(tensors, frame)
                 # Without an optimiser nothing else tells what moves, and the first steps' operators are counted.
                 if not notes.reached and notes.steps > 1:
@@ -366,12 +358,15 @@ class Watch:
         Along the first inputs, and along the last: of a sum of losses these are its terms, the first are sums.
         """
         notes = self.notes
-        for name, order in (("cpbkit first", iter), ("cpbkit last", reversed)):
+        marked: set[Any] = set()
+        for order in (iter, reversed):
             node = root
             for _ in range(FOLLOWED):
                 if node is None or not node.next_functions:
                     break
-                notes.marks.append((notes.backwards, tie_mark(node, name), at))
+                if node not in marked:
+                    notes.marks.append((notes.backwards, tie_mark(node, "cpbkit"), at))
+                    marked.add(node)
                 inputs = (n for n, _ in order(node.next_functions))
                 node = next((n for n in inputs if n is not None and n.next_functions), None)
 
@@ -405,23 +400,24 @@ class Watch:
             return
         self._ticked = now
         memory = device_memory(0)[0]
-        notes.memory.append((notes.steps, host_use()[0] if math.isnan(memory) else memory))
+        memory = host_use()[0] if math.isnan(memory) else memory
+        notes.memory.append((notes.steps, memory))
         if self._nvml:
             ask = Ask(self._nvml, notes.problems)
             handle = ask("devices", lambda: nvml_handles(self._nvml)[torch.cuda.current_device()])
             rates = handle and ask("utilisation", lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle))
             notes.busy += [rates.gpu / 100] if rates else []
         if self._draws and now - self._shown > LIVE and notes.steps > 1:
-            self._draw(now)
+            self._draw(now, memory)
 
-    def _draw(self, now: float) -> None:
+    def _draw(self, now: float, memory: float) -> None:
         notes = self.notes
         found = attribute(dict(notes.sampler.seen), notes.roles.codes, notes.step, (), notes.backward)
         total = sum(found.seconds.values()) or 1.0
         parts = [f"{(notes.timed - 1) / max(notes.seconds, 1e-9):.1f} steps/s"]
         parts += [f"{name} {found.seconds[name] / total:.0%}" for name in ACCOUNTS if found.seconds.get(name)]
         parts += [f"device busy {notes.busy[-1]:.0%}"] if notes.busy else []
-        parts += [f"{notes.memory[-1][1] / 1e9:.2f} GB"]
+        parts += [f"{memory / 1e9:.2f} GB"]
         text = " · ".join(parts)
         self._show(text)
         self._shown = now + 200 * (time.perf_counter() - now)  # so that it takes at most half a percent

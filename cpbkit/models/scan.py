@@ -6,6 +6,7 @@ B batch, L context, C channels, D width. Gates in torch's order, a GRU's: reset 
 LSTM's, all in one: input, forget, new, output.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,15 +17,15 @@ sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
-def step(before: Tensor, gates: Tensor, new: Tensor, past: Tensor, after: Tensor) -> None:
+def gru_step(before: Tensor, gates: Tensor, new: Tensor, past: Tensor, after: Tensor) -> None:
     """Open the gates in place and write the state after them; past is what the new gate gets of the state, unreset."""
     reset, update = gates.sigmoid_().chunk(2, -1)
     new.addcmul_(reset, past).tanh_()
     torch.lerp(new, before, update, out=after)
 
 
-def step_back(d_after: Tensor, before: Tensor, gates: Tensor, new: Tensor, past: Tensor) -> Tensor:
-    """Write the gradients before the gates in place of what `step` left; return what of the state's passes them by.
+def gru_step_back(d_after: Tensor, before: Tensor, gates: Tensor, new: Tensor, past: Tensor) -> Tensor:
+    """Write the gradients before the gates in place of what `gru_step` left; return what of the state's passes them by.
 
     In place, since that is in the cache; autograd refuses a second pass over what was changed.
     """
@@ -42,7 +43,13 @@ Gates = tuple[Tensor, ...]  # of an LSTM: input and forget in one, input, forget
 
 
 def split_gates(gates: Tensor) -> Gates:
+    """Return views of the products (.., 4 D) of all gates."""
     return gates[..., : gates.shape[-1] // 2], *gates.chunk(4, -1)
+
+
+def split_steps(gates: Tensor) -> Iterator[Gates]:
+    """Yield views of the products (M, L, B, 4 D) of all gates, a step at a time; to split once costs less."""
+    return zip(*(each.unbind(1) for each in split_gates(gates)), strict=True)
 
 
 def lstm_step(gates: Gates, cell: Tensor, after: Tensor, shown: Tensor, state: Tensor) -> None:
@@ -82,7 +89,7 @@ class GRUStep(torch.autograd.Function):
         sizes = [2 * state.shape[-1], state.shape[-1]]
         (gates, new), (others, past) = of_input.split(sizes, -1), of_state.split(sizes, -1)
         gates, new, past, after = gates + others, new.clone(), past.clone(), torch.empty_like(state)
-        step(state, gates, new, past, after)
+        gru_step(state, gates, new, past, after)
         ctx.save_for_backward(state, gates, new, past)
         return after
 
@@ -90,7 +97,7 @@ class GRUStep(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         state, gates, new, past = ctx.saved_tensors
-        kept = step_back(grad, state, gates, new, past)
+        kept = gru_step_back(grad, state, gates, new, past)
         return torch.cat([gates, new], -1), torch.cat([gates, past], -1), kept
 
 
@@ -140,7 +147,7 @@ class GRUScan(torch.autograd.Function):
             # Into a slice they would go model by model, each with a call of its own.
             gate.add_(torch.bmm(before, to_gates, out=products))
             torch.add(torch.bmm(before, to_new, out=product), state_bias, out=past)
-            step(before, gate, new, past, after)
+            gru_step(before, gate, new, past, after)
         ctx.save_for_backward(x, states, gates, news, pasts, of_input, of_state)
         return states[:, 1:], states[:, -1]
 
@@ -155,7 +162,7 @@ class GRUScan(torch.autograd.Function):
         for t, (before, gate, new, past) in reversed(list(enumerate(zip(*rows, strict=True)))):
             if grad is not None:
                 d_state = d_state + grad[:, t]
-            kept = step_back(d_state, before, gate, new, past)
+            kept = gru_step_back(d_state, before, gate, new, past)
             d_state = kept.baddbmm_(gate, to_gates).baddbmm_(past, to_new)
         gates, news, pasts, before = (each.flatten(1, 2) for each in (gates, news, pasts, states[:, :-1]))
         d_of_state = torch.cat([before.mT @ gates, before.mT @ pasts], -1)
@@ -184,9 +191,8 @@ class LSTMScan(torch.autograd.Function):
         states, cells = (torch.cat([first[:, None], first.new_empty(len(x), *steps, first.shape[-1])], 1)
                          for first in (state, cell))  # fmt: skip
         shown, product = torch.empty_like(states[:, 1:]), torch.empty_like(gates[:, 0])
-        split = zip(*(each.unbind(1) for each in split_gates(gates)), strict=True)
         rows = [each.unbind(1) for each in (gates, states[:, :-1], cells[:, :-1], cells[:, 1:], shown, states[:, 1:])]
-        for parts, gate, before, *others in zip(split, *rows, strict=True):
+        for parts, gate, before, *others in zip(split_steps(gates), *rows, strict=True):
             gate.add_(torch.bmm(before, of_state, out=product))
             lstm_step(parts, *others)
         ctx.save_for_backward(x, states, cells, shown, gates, of_input, of_state)
@@ -198,9 +204,8 @@ class LSTMScan(torch.autograd.Function):
         x, states, cells, shown, gates, of_input, of_state = ctx.saved_tensors
         steps, to_gates = gates.shape[1:3], of_state.mT.contiguous()
         d_state, d_cell = (torch.zeros_like(states[:, 0]) if d is None else d.clone() for d in (d_end, d_cell))
-        split = zip(*(each.unbind(1) for each in split_gates(gates)), strict=True)
         rows = [each.unbind(1) for each in (gates, cells[:, :-1], shown)]
-        for t, (parts, gate, *others) in reversed(list(enumerate(zip(split, *rows, strict=True)))):
+        for t, (parts, gate, *others) in reversed(list(enumerate(zip(split_steps(gates), *rows, strict=True)))):
             if grad is not None:
                 d_state.add_(grad[:, t])
             d_cell = lstm_step_back(d_state, d_cell, parts, *others)

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 loader = DataLoader(TensorDataset(torch.randn(2048, 64), torch.randn(2048, 1)), batch_size=64, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
 optimizer = torch.optim.Adam(model.parameters())
-for epoch in range(8):
+for epoch in range(30):
     for xb, yb in loader:
         frame = pd.DataFrame(xb.numpy())
         smooth = frame.rolling(5, min_periods=1).mean()  # here

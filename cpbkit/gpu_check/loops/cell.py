@@ -23,7 +23,7 @@ class WrittenLSTM(nn.Module):
 x, y = torch.randn(512, 40, 8), torch.randn(512, 1)
 model = WrittenLSTM(8, 16)
 optimizer = torch.optim.Adam(model.parameters())
-for step in range(50):
+for step in range(150):
     rows = torch.randint(0, len(x), (32,))
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x[rows]), y[rows]).backward()

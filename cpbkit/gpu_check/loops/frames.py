@@ -20,7 +20,7 @@ class Windows(Dataset):
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(320, 64), nn.ReLU(), nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters())
-for epoch in range(6):
+for epoch in range(12):
     for xb, yb in DataLoader(Windows(), batch_size=64, shuffle=True):
         optimizer.zero_grad()
         loss = (model(xb) - yb).abs().mean()

@@ -8,7 +8,7 @@ model = nn.Sequential(nn.Linear(8, 64), nn.TransformerEncoder(layer, 2), nn.Flat
 optimizer = torch.optim.AdamW(model.parameters())
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 loader = DataLoader(TensorDataset(torch.randn(1024, 32, 8), torch.randn(1024, 1)), batch_size=32, shuffle=True)
-for epoch in range(2):
+for epoch in range(6):
     for xb, yb in loader:
         loss = nn.functional.huber_loss(model(xb), yb)
         loss.backward()

@@ -31,6 +31,6 @@ def validate(model, x, y):
 model = Forecaster()
 optimizer = torch.optim.AdamW(model.parameters())
 loader = DataLoader(TensorDataset(torch.randn(2048, 40, 8), torch.randn(2048, 1)), batch_size=64, shuffle=True)
-for epoch in range(3):
+for epoch in range(15):
     train(model, loader, optimizer)
     validate(model, torch.randn(256, 40, 8), torch.randn(256, 1))

@@ -14,7 +14,7 @@ def note(module, inputs, output):
 
 for layer in model:
     layer.register_forward_hook(note)
-for step in range(120):
+for step in range(250):
     rows = torch.randint(0, len(x), (64,))
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x[rows]), y[rows]).backward()

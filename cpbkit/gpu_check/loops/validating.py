@@ -17,7 +17,7 @@ def evaluate():
 
 
 best = None
-for step in range(120):
+for step in range(600):
     rows = torch.randint(0, len(x), (128,))
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
