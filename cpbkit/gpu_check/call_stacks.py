@@ -1,6 +1,7 @@
-"""Where the training thread is: its stack, read fifty times a second; phase, library and own lines of it."""
+"""Where the training thread is: its stack, read some twenty times a second; phase, library and own lines of it."""
 
 import gc
+import math
 import os
 import random
 import re
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-PERIOD, FIRST_PERIOD = 0.02, 0.004  # s between two looks, on average; the first ones, so that a short loop is seen too
-FIRST = 250  # looks
+# (looks, s between two on average, at the most): the first come closer, so that a short loop is seen too.
+STAGES = ((250, 0.004, 0.012), (1500, 0.02, 0.05), (math.inf, 0.05, 0.1))
 # As a part of a name between underscores: not in `value` or `latest`.
 WORDS_OF_VALIDATION = re.compile(
     r"(?<![a-z])(val(id|idate|idation)?|eval(uate|uation)?|test|dev|holdout)s?(?![a-z])", re.IGNORECASE
@@ -175,6 +176,7 @@ class Sampler(threading.Thread):
         self.seen: defaultdict[CallStack, float] = defaultdict(float)  # seconds, up to the last step
         self.looks = 0
         self.others: Counter[OwnLine] = Counter()  # own lines at which other threads were seen
+        self.stages = STAGES
         self.paused = False
         self.problem = ""  # why it ended early
         self._tail: list[tuple[CallStack, float]] = []  # since the last step
@@ -229,13 +231,13 @@ class Sampler(threading.Thread):
         return (code, _line_of(frame)) if role == OWN and number != self.watched else None
 
     @property
-    def settled(self) -> bool:
-        """Whether the first looks are over, which come closer together."""
-        return self._woken - self._fresh >= FIRST or not self.is_alive()
+    def stage(self) -> tuple[float, float, float]:
+        """The present one of STAGES."""
+        return next(stage for stage in self.stages if self._woken - self._fresh < stage[0])
 
     def _period(self) -> float:
         """Return the seconds to the next look."""
-        usual, most = (PERIOD, 0.05) if self.settled else (FIRST_PERIOD, 0.012)
+        _, usual, most = self.stage
         dear = time.thread_time() / COST / max(self._woken, 1)  # of this thread: what its looks took so far
         return min(max(dear, usual), most)
 

@@ -1,12 +1,13 @@
 """A person's own training loop, watched as it runs: what it waits for, the line that costs the time, and the cure."""
 
 import contextlib
+import functools
 import math
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from cpbkit.errors import CpbkitError
-from cpbkit.gpu_check.call_stacks import OwnLine, Roles, Sampler
+from cpbkit.gpu_check.call_stacks import STAGES, OwnLine, Roles, Sampler
 from cpbkit.gpu_check.diagnosis import Diagnosis
 from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.graphs import find_weights, tie_mark
@@ -40,7 +41,7 @@ TURNS = 50  # steps of other optimisers without one of the first: its training i
 SOON, FEW_STEPS, TIMES_ITS_OWN = 8, 4, 2
 UNSTEPPED = 8  # passes backward without an optimiser of torch's: then each of them counts as a step, until there is one
 MARKS = 0.02  # s between two losses whose graphs are followed
-NOTES = 0.1  # s between two steps that are noted, once the first looks are over
+NOTES = 5  # looks between two steps that are noted, once the first, which come closer, are over
 TICK = 0.5  # s between two looks at the memory
 LIVE = 2.0  # s between two live lines, at the least
 
@@ -56,7 +57,7 @@ class Watch:
         self._exits = contextlib.ExitStack()
         self._entered = False
         roles = Roles()
-        self.notes = Notes(roles, Sampler(roles, threading.get_ident(), self._tick), optimizer)
+        self.notes = Notes(roles, Sampler(roles, get_ident(), self._tick), optimizer)
         self._marks_apart = MARKS
         self._turns = 0  # steps of others since the last of the optimiser whose steps count
         self._turned = 0  # steps at the last of these
@@ -64,6 +65,7 @@ class Watch:
         self._taken: set[int] = set()  # identities of those whose steps have counted
         self._stepped = 0  # steps at the last pass backward
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
+        self._uneventful: torch.optim.Optimizer | None = None  # nothing is: its steps and passes are only counted
         self._again = 1  # steps after which its lines are read again
         self._cpu_first = self._cpu_lost = 0.0  # s of the training thread's own: before the first step, while counting
         self._count: Operators | None = None  # under way
@@ -80,7 +82,7 @@ class Watch:
         if self._entered:
             raise CpbkitError("a watch is entered once; make another one: with watch(model, optimizer) as w")
         self._entered = True
-        self._thread = self.notes.sampler.watched = threading.get_ident()
+        self._thread = self.notes.sampler.watched = get_ident()
         self._nvml: Any = load_nvml()[0] if torch.cuda.is_available() else None
         self._exits.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._exits.enter_context(replaced(torch.autograd, "backward", self._follow))
@@ -134,11 +136,6 @@ class Watch:
         return seen, judge_loop(seen, codes)
 
     @property
-    def settled(self) -> bool:
-        """Whether it looks as rarely as it does from now on."""
-        return self.notes.sampler.settled
-
-    @property
     def verdict(self) -> str:
         return self.diagnosis.verdict
 
@@ -177,13 +174,12 @@ class Watch:
     # While the loop runs: in its thread.
 
     def _after_step(self, optimizer, args, kwargs) -> None:
-        # A step of less than a millisecond pays for every line here: between two looks it is counted, and no more.
         notes = self.notes
-        if notes.thrown.waits:
-            notes.thrown.note_step(id(optimizer))
-        if not self._due and optimizer is notes.main and notes.steps > COUNTED[-1]:
+        if optimizer is self._uneventful:  # a step of less than a millisecond pays for every line here
             notes.steps += 1
             return
+        if notes.thrown.waits:
+            notes.thrown.note_step(id(optimizer))
         if not self._is_watched():
             return
         frame = sys._getframe(1)
@@ -208,6 +204,13 @@ class Watch:
                 notes.soundness.note_other(optimizer)
             else:
                 self._note_step(time.perf_counter(), frame, optimizer)
+                self._settle()
+
+    def _settle(self) -> None:
+        """Let steps only be counted until the next look, where nothing is to be noted."""
+        notes = self.notes
+        busy = self._due or self._mark_due or notes.thrown.waits or notes.steps <= COUNTED[-1]
+        self._uneventful = None if busy else notes.main
 
     def _take(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of another optimiser count; of one that trains from here on, what was seen before is over."""
@@ -229,8 +232,8 @@ class Watch:
         """Say whether this is the thread that trains: that of the first step, which need not be the main one."""
         notes = self.notes
         if not notes.steps and not notes.backwards:
-            self._thread = notes.sampler.watched = threading.get_ident()
-        return threading.get_ident() == self._thread
+            self._thread = notes.sampler.watched = get_ident()
+        return get_ident() == self._thread
 
     def _note_step(self, now: float, frame: FrameType, optimizer: torch.optim.Optimizer | None = None) -> None:
         notes = self.notes
@@ -288,11 +291,17 @@ class Watch:
         if not trains or kwargs.get("create_graph") or any(args[3:4]):
             return original(tensors, *args, **kwargs)
         notes.graded += 1
-        return self._pass(sys._getframe(2), 2, original, tensors, *args, **kwargs)
+        return self._pass(sys._getframe(1), 2, original, tensors, *args, **kwargs)
 
     def _follow(self, original, tensors, *args, **kwargs):
         """Stand in for torch.autograd.backward: look at the graph of a loss now and then."""
-        return self._pass(sys._getframe(2), 1, original, tensors, *args, **kwargs)
+        if self._uneventful is None:
+            return self._pass(sys._getframe(1), 1, original, tensors, *args, **kwargs)
+        if get_ident() == self._thread:
+            notes = self.notes
+            notes.backwards += 1
+            self._stepped = notes.steps
+        return original(tensors, *args, **kwargs)
 
     def _pass(self, frame: FrameType, flags: int, original, tensors, *args, **kwargs):
         """Call the original and note it. flags: the place of retain_graph among `args`, which create_graph follows."""
@@ -314,7 +323,7 @@ class Watch:
                     notes.reached = {number: weight.numel() for number, weight in weights.items()}
                     notes.weights = [weakref.ref(weight) for weight in weights.values()]
         out = original(tensors, *args, **kwargs)
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             notes.backwards += 1
             self._stepped = notes.steps
             if notes.steps == 0 and notes.backwards > UNSTEPPED:
@@ -372,7 +381,7 @@ class Watch:
 
     def _note_loader(self, original, loader):
         notes = self.notes
-        at = notes.loaders[loader] = notes.roles.own_line(sys._getframe(2))
+        at = notes.loaders[loader] = notes.roles.own_line(sys._getframe(1))
         if loader.num_workers and not (loader.persistent_workers and loader._iterator):
             notes.starts.append(at)
         return original(loader)
@@ -392,10 +401,13 @@ class Watch:
         notes = self.notes
         if notes.steps != self._ticked_at:  # a later call's frame may take the place of one that is gone
             self._ticked_at, notes.roles.looked = notes.steps, 0
-        apart = NOTES if notes.sampler.settled else 0.0
+        stage = notes.sampler.stage
+        apart = 0.0 if stage is STAGES[0] else NOTES * stage[1]
         if now - self._noted > apart:
             self._due, self._noted = True, now
         self._mark_due = self._mark_due or now - self._marked > max(self._marks_apart, apart)
+        if self._due or self._mark_due:
+            self._uneventful = None
         if now - self._ticked < TICK:
             return
         self._ticked = now
@@ -469,9 +481,11 @@ def replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
     """Call `stand_in(original, ...)` in place of a module's or a class's attribute."""
     original = getattr(holder, name)
 
-    def call(*args, **kwargs):
+    def method(*args, **kwargs):
         return stand_in(original, *args, **kwargs)
 
+    # In a module without a call of its own: each pass backward of a training comes by.
+    call = method if isinstance(holder, type) else functools.partial(stand_in, original)
     setattr(holder, name, call)
     try:
         yield
