@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -113,23 +113,13 @@ class _Watched(urllib3.connection.HTTPConnection):
         return super().getresponse(*args, **kwargs)
 
 
-class _Http(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Watched
-
-
-class _Https(urllib3.HTTPSConnectionPool):
-    ConnectionCls = type("WatchedHTTPS", (_Watched, urllib3.connection.HTTPSConnection), {})
-
-
 class _Adapter(requests.adapters.HTTPAdapter):
-    def init_poolmanager(self, *args, **kwargs):
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": _Http, "https": _Https}
-
-    def proxy_manager_for(self, *args, **kwargs):
-        manager = super().proxy_manager_for(*args, **kwargs)
-        manager.pool_classes_by_scheme = {"http": _Http, "https": _Https}
-        return manager
+    def get_connection_with_tls_context(self, *args, **kwargs):
+        pool = super().get_connection_with_tls_context(*args, **kwargs)
+        kind = pool.ConnectionCls  # over TLS or not, through a proxy or not
+        if not issubclass(kind, _Watched):
+            pool.ConnectionCls = type("Watched", (_Watched, kind), {})
+        return pool
 
 
 class Pool:
@@ -137,9 +127,9 @@ class Pool:
 
     def __init__(self, threads: int):
         self._jobs: queue.SimpleQueue[tuple[Future, Callable, tuple] | None] = queue.SimpleQueue()
-        self._threads = threads
-        self._started = 0
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._closed, self._threads = threading.Lock(), False, threads
+        for _ in range(threads):
+            threading.Thread(target=self._work, daemon=True).start()
 
     def submit(self, function: Callable[..., Any], *arguments) -> Future:
         """Let a thread call a function; return its Future, which is cancelled where the pool is closed."""
@@ -147,11 +137,8 @@ class Pool:
         with self._lock:
             if self._closed:
                 future.cancel()
-                return future
-            if self._started < self._threads:
-                self._started += 1
-                threading.Thread(target=self._work, daemon=True).start()
-            self._jobs.put((future, function, arguments))
+            else:
+                self._jobs.put((future, function, arguments))
         return future
 
     def close(self) -> None:
@@ -159,10 +146,9 @@ class Pool:
         with self._lock:
             self._closed = True  # whoever submits another would wait for it for ever
         with contextlib.suppress(queue.Empty):
-            while True:
-                if job := self._jobs.get_nowait():
-                    job[0].cancel()
-        for _ in range(self._started):
+            while job := self._jobs.get_nowait():
+                job[0].cancel()
+        for _ in range(self._threads):
             self._jobs.put(None)
 
     def _work(self) -> None:
@@ -209,18 +195,6 @@ class Client:
                     if time.monotonic() > exchange.deadline:
                         exchange.late = True
                         exchange.cut()
-
-    @contextlib.contextmanager
-    def _exchange(self) -> Iterator[_Exchange]:
-        exchange = _under_way.exchange = _Exchange(time.monotonic() + self.retries.whole)
-        with self._lock:
-            self._exchanges.add(exchange)
-        try:
-            yield exchange
-        finally:
-            _under_way.exchange = None
-            with self._lock:
-                self._exchanges.discard(exchange)
 
     def get(self, url: str, params: dict | None = None, *, limit: int) -> Answer:
         """Get a body of at most `limit` bytes.
@@ -279,25 +253,31 @@ class Client:
             raise Unavailable("stopped")
 
     def _once(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer:
-        with self._exchange() as exchange:
-            try:
-                for _ in range(HOPS + 1):
-                    answer = self._hop(host, url, params, limit)
-                    if exchange.late:  # an answer that was cut off in its header looks whole
-                        raise TimeoutError
-                    if isinstance(answer, Answer):
-                        return answer
-                    url, params = answer, None
-                raise Unavailable(f"{url} sends on in a circle: {HOPS} redirects led nowhere")
-            except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-                raise Unavailable(f"{url}: {error}") from None
-            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                if exchange.late:  # ValueError: what reading from a socket that was cut can end in
-                    raise Unavailable(f"{url} took more than {self.retries.whole:.0f} s, which is too slow") from None
-                self._wait(0)
-                if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
-                    raise
-                raise _Again(_plain(error)) from None
+        exchange = _under_way.exchange = _Exchange(time.monotonic() + self.retries.whole)
+        with self._lock:
+            self._exchanges.add(exchange)
+        try:
+            for _ in range(HOPS + 1):
+                answer = self._hop(host, url, params, limit)
+                if exchange.late:  # an answer that was cut off in its header looks whole
+                    raise TimeoutError
+                if isinstance(answer, Answer):
+                    return answer
+                url, params = answer, None
+            raise Unavailable(f"{url} sends on in a circle: {HOPS} redirects led nowhere")
+        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
+            raise Unavailable(f"{url}: {error}") from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            if exchange.late:  # ValueError: what reading from a socket that was cut can end in
+                raise Unavailable(f"{url} took more than {self.retries.whole:.0f} s, which is too slow") from None
+            self._wait(0)
+            if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
+                raise
+            raise _Again(_plain(error)) from None
+        finally:
+            _under_way.exchange = None
+            with self._lock:
+                self._exchanges.discard(exchange)
 
     def _hop(self, host: _Host, url: str, params: dict | None, limit: int) -> Answer | str:
         """Ask once; return the answer, or where on the same host it is."""
