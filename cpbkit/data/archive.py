@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from cpbkit.data.klines import DAY_NS, EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND_NS, check_bars, sift, stamp
+from cpbkit.data.klines import EXTRAS, INTERVAL_SECONDS, OHLCV, SECOND_NS, check_bars, instant, sift, stamp
 from cpbkit.data.unpack import NotUnpacked, unzip
 from cpbkit.errors import DataError, SourceError
 
@@ -63,8 +63,8 @@ class ArchiveFile:
     @property
     def span(self) -> tuple[int, int]:
         """First instant, and the instant after the last (ns)."""
-        first = np.datetime64(self.date)  # counts months or days, as the date is written
-        return day_ns(first), day_ns(first + 1)
+        following = np.datetime64(self.date) + 1  # counts months or days, as the date is written
+        return instant(self.date), instant(str(following))
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,6 @@ class Piece:
     record: Record
     starts: np.ndarray
     values: np.ndarray
-
-
-def day_ns(date: np.datetime64) -> int:
-    """Return the first instant of a UTC day or month."""
-    return int(date.astype("M8[D]").astype(np.int64)) * DAY_NS
 
 
 def parse_checksum(body: bytes, name: str) -> str:
@@ -167,12 +162,8 @@ def check_lengths(starts: np.ndarray, closes: np.ndarray, interval: str, name: s
 
     A bar that a halt cut short may close early; the archive has a few of them.
     """
-    step = INTERVAL_SECONDS[interval]
     lengths = np.rint((closes - starts) / SECOND_NS).astype(np.int64)
-    other = lengths != step
-    if not other.any():
-        return
-    other &= np.isin(lengths, list(INTERVAL_SECONDS.values()))
+    other = (lengths != INTERVAL_SECONDS[interval]) & np.isin(lengths, list(INTERVAL_SECONDS.values()))
     if other.sum() > max(2, len(starts) // 10) or (len(starts) and other.all()):
         first = int(other.argmax())
         raise BadFile(

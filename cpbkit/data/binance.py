@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import queue
 import re
@@ -20,7 +21,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from cpbkit.data import archive
+from cpbkit.data import archive, request
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece, Record
 from cpbkit.data.cache import PART_AGE, RANK, CacheError, Holding, Opinion, Store, forget, merge
 from cpbkit.data.download import Client, Gone, Pool, Retries, Unavailable
@@ -40,22 +41,7 @@ from cpbkit.data.klines import (
     validate,
 )
 from cpbkit.data.layouts import MONEY
-from cpbkit.data.request import (
-    WILD,
-    Order,
-    contract_of,
-    dates,
-    days,
-    doubtful_months,
-    lacking_days,
-    lacking_months,
-    lacking_spans,
-    listing_of,
-    missing_bars,
-    spread,
-    unasked_bars,
-    usable,
-)
+from cpbkit.data.request import Order
 from cpbkit.data.venue import LISTINGS
 from cpbkit.errors import CpbkitError, DataError, SourceError, UnknownName, check_name
 
@@ -72,14 +58,6 @@ LISTING_LIMIT = 64 << 20  # bytes; all symbols of a market with their rules have
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, int, str], None]  # done files, total files, bytes, what came last
 Job = tuple[str, Callable[[], Any]]  # what of a series it gets, in words; the function that a thread runs
-
-
-@dataclass(frozen=True)
-class Unchanged:
-    """A file that was read before and need not be read again, or could not be: why."""
-
-    name: str
-    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,14 +117,15 @@ def fetch_klines(
     """
     now = _now()
     check_name("market", market, _REST)
-    first, last = days(start, end, now)
+    first, last = request.days(start, end, now)
     intervals = [check_interval(name) for name in dict.fromkeys(intervals)]
     orders = [
-        Order(symbol, interval, market, first, last, now, contract_of(symbol, market))
+        Order(symbol, interval, market, first, last, now, request.contract_of(symbol, market))
         for symbol in dict.fromkeys(symbols)
         for interval in intervals
     ]
-    with _Fetch(Client(THREADS, retries), hosts or Hosts.from_environment(), store or Store(), progress) as fetch:
+    fetch = _Fetch(Client(THREADS, retries), hosts or Hosts.from_environment(), store or Store(), progress)
+    with contextlib.closing(fetch):
         resolved, unknown = fetch.each(fetch.resolve, orders)
         if unknown:
             kind = UnknownName if any(isinstance(e, UnknownName) for e in unknown.values()) else DataError
@@ -213,9 +192,9 @@ def cached_klines(
         held = store.read(market, entry.series)
         if not len(held.starts):
             continue
-        order = Order(symbol, interval, market, int(held.starts[0]), 0, now, contract_of(symbol, market))
-        order = replace(order, end=int(held.starts[-1]) + order.step, listing=listing_of(symbol, market))
-        klines[entry.series] = _finish(usable(order), held, [], archive_failed=False)
+        order = Order(symbol, interval, market, int(held.starts[0]), 0, now, request.contract_of(symbol, market))
+        order = replace(order, end=int(held.starts[-1]) + order.step, listing=request.listing_of(symbol, market))
+        klines[entry.series] = _finish(request.usable(order), held, [], archive_failed=False)
     if not klines:
         there = ", ".join(entry.series for entry in store.list()[:10]) or "nothing"
         raise DataError(f"the cache in {store.folder} has no such bars of the {market} market; it has {there}")
@@ -232,10 +211,7 @@ class _Fetch:
         self.total = 0  # jobs so far
         self.lock = threading.Lock()
 
-    def __enter__(self) -> "_Fetch":
-        return self
-
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
         self.client.close()  # after an interrupt: whoever is still at work gives up at the next byte
         for pool in (self.series, self.downloads):
             pool.close()
@@ -266,13 +242,13 @@ class _Fetch:
 
     def resolve(self, order: Order) -> Order:
         """Find the listing; return the order cut to the bars that can exist and may be used."""
-        listing = listing_of(order.symbol, order.market)
+        listing = request.listing_of(order.symbol, order.market)
         if listing is None:
             held = self.store.read(order.market, order.series)
             listing = held.first_bar
-            if listing is None and len(missing_bars(order, held)):
+            if listing is None and len(request.missing_bars(order, held)):
                 listing = self._first_bar(order)
-        return usable(replace(order, listing=listing))
+        return request.usable(replace(order, listing=listing))
 
     def get(self, order: Order, refresh: bool = False, verify: bool = False) -> Klines:
         """Get what the cache lacks of a series, and what may have changed since."""
@@ -289,16 +265,16 @@ class _Fetch:
             return [(file.date, functools.partial(self._get_file, order, file)) for file in lacking]
 
         steps: tuple[Callable[[], list[Job]], ...] = (
-            lambda: files(lacking_months(order, held)),
+            lambda: files(request.lacking_months(order, held)),
             lambda: [
                 (f"{file.date} (again)", functools.partial(self._look_again, order, file, held.records[file.name]))
-                for file in doubtful_months(order, held)
+                for file in request.doubtful_months(order, held)
             ],
-            lambda: files(lacking_days(order, held, probe=True)),
-            lambda: files(lacking_days(order, held, probe=False)),
+            lambda: files(request.lacking_days(order, held, probe=True)),
+            lambda: files(request.lacking_days(order, held, probe=False)),
             lambda: [
                 (f"{stamp(span[0])[:10]} (REST)", functools.partial(self._get_rest, order, *span))
-                for span in lacking_spans(order, held)
+                for span in request.lacking_spans(order, held)
             ],
         )
         for step in steps:
@@ -306,7 +282,7 @@ class _Fetch:
             fresh = [answer for answer in answers if isinstance(answer, Piece)]
             failed = [answer for answer in answers if isinstance(answer, Exception)]
             absent |= {answer.name: order.now for answer in answers if isinstance(answer, ArchiveFile)}
-            same |= {answer.name: answer.trouble for answer in answers if isinstance(answer, Unchanged)}
+            same |= dict(answer for answer in answers if isinstance(answer, tuple))
             held = merge(replace(held, absent={**held.absent, **absent}), fresh)
             pieces += fresh
             troubles += failed
@@ -350,33 +326,28 @@ class _Fetch:
         futures = [self.downloads.submit(run, *job) for job in jobs]
         return [future.result() for future in futures]
 
-    def _look_again(self, order: Order, file: ArchiveFile, record: Record) -> "Piece | Unchanged":
-        """Compare a file's checksum with what was read; fetch it anew where the venue has rewritten it."""
+    def _look_again(self, order: Order, file: ArchiveFile, record: Record) -> Piece | tuple[str, str]:
+        """Compare a file's checksum with what was read; fetch it anew where the venue has rewritten it.
+
+        Else return its name, and what kept it from being compared, "" for nothing.
+        """
         try:
             check = self.client.get(f"{self.hosts.file(file)}.CHECKSUM", limit=4096)
             if check.status != 200 or archive.parse_checksum(check.body, file.name) == record.sha256:
-                return Unchanged(file.name)
+                return file.name, ""
             piece = self._get_file(order, file, keep=False)
         except SourceError as error:  # what was read before stays good
-            return Unchanged(file.name, str(error).rstrip("."))
+            return file.name, str(error).rstrip(".")
         if not isinstance(piece, Piece):
-            return Unchanged(file.name)
+            return file.name, ""
         note = f"{file.name} was rewritten by the venue after {record.fetched_at[:10]}; it was fetched anew."
         return replace(piece, record=replace(piece.record, note=f"{piece.record.note} {note}".strip()))
 
     def _get_file(self, order: Order, file: ArchiveFile, keep: bool = True) -> Piece | ArchiveFile:
         """Get and check a file of the archive; return the file itself when there is none. keep: until `update`."""
         read = functools.partial(archive.read_file, file, now=order.now, coins=order.contract.coins)
-        place = ("parts", order.market, order.series)
-        if keep and (kept := self.store.kept(place, file.name, PART_AGE)):
-            return read(kept)
-        found = get_file(self.client, self.hosts, file, read)
-        if not found:
-            return file
-        piece, blob = found
-        if keep and not piece.record.note:
-            self.store.keep(place, file.name, blob)
-        return piece
+        place = ("parts", order.market, order.series) if keep else ()
+        return get_file(self.client, self.hosts, self.store, file, read, place, PART_AGE) or file
 
     def _get_rest(self, order: Order, start: int, end: int) -> Piece:
         """Get the bars that start in [start, end) from the REST host, page by page."""
@@ -420,7 +391,7 @@ class _Fetch:
             return int(rows[0][0]) * 10**6 if rows else None
         except UnknownName:
             # The archive has coins that were delisted long ago; it shows where their bars begin.
-            for month in spread(dates(np.arange(order.first, order.end, DAY_NS), "M")):
+            for month in request.spread(request.dates(np.arange(order.first, order.end, DAY_NS), "M")):
                 with contextlib.suppress(SourceError):
                     if self.client.get(f"{self.hosts.file(order.file(month))}.CHECKSUM", limit=4096).status == 200:
                         return None
@@ -457,16 +428,15 @@ class _Fetch:
 
     def _second_opinions(self, order: Order, held: Holding) -> list[Opinion]:
         """Compare one month in each quarter with a second source; what is not there is no opinion."""
-        months = [file.date for file in map(order.file, dates(held.starts[held.ranks == RANK["monthly"]], "M"))]
         quarters: dict[str, list[str]] = {}
-        for month in months:
+        for month in request.dates(held.starts[held.ranks == RANK["monthly"]], "M"):
             low, high = order.file(month).span
             if low >= order.first and high <= order.end:
                 quarters.setdefault(f"{month[:4]} {(int(month[5:]) - 1) // 3}", []).append(month)
-        chosen = [listed[len(listed) // 2] for listed in quarters.values()]
-        jobs: list[Job] = [
-            (f"{month} (second opinion)", functools.partial(self._opinion, order, month, held)) for month in chosen
-        ]
+        jobs: list[Job] = []
+        for months in quarters.values():
+            month = months[len(months) // 2]
+            jobs.append((f"{month} (second opinion)", functools.partial(self._opinion, order, month, held)))
         return [found for found in self._run(order, jobs) if isinstance(found, Opinion)]
 
     def _opinion(self, order: Order, month: str, held: Holding) -> Opinion | None:
@@ -498,11 +468,22 @@ class _Fetch:
         return UnknownName(f"{order.symbol} has no bars on the {order.market} market")
 
 
-def get_file(client: Client, hosts: Hosts, file: ArchiveFile, read: Callable[..., Any]) -> tuple[Any, bytes] | None:
-    """Get a file of the archive; return what `read` makes of its bytes (note: that no checksum is there), and them.
+def get_file(
+    client: Client,
+    hosts: Hosts,
+    store: Store,
+    file: ArchiveFile,
+    read: Callable[..., Any],
+    place: tuple[str, ...],
+    age: float = math.inf,
+) -> Any:
+    """Get a file of the archive; return what `read` makes of its bytes (note: that no checksum is there).
 
-    None where there is none. What is wrong is downloaded twice. Errors: BadFile, Unavailable.
+    place: of the store, where one that was verified is kept, and looked for if it is not older than `age` seconds; ()
+    for nowhere. None where there is none. What is wrong is downloaded twice. Errors: BadFile, Unavailable.
     """
+    if place and (kept := store.kept(place, file.name, age)):
+        return read(kept)
     url, name, wrong = hosts.file(file), file.name, None
     for _ in range(2):
         found = client.get(url, limit=archive.ZIP_LIMIT)
@@ -512,9 +493,9 @@ def get_file(client: Client, hosts: Hosts, file: ArchiveFile, read: Callable[...
             raise Unavailable(f"{url} answered HTTP {found.status}: {found.body[:80]!r}")
         check = client.get(f"{url}.CHECKSUM", limit=4096)
         try:
-            if check.status != 200 and hosts.unsigned:
-                return read(found.body, note=f"{name} has no checksum in the archive."), found.body
             if check.status != 200:
+                if hosts.unsigned:
+                    return read(found.body, note=f"{name} has no checksum in the archive.")
                 raise BadFile(
                     f"{name} has no checksum in the archive, so nothing says that it came whole; take it with "
                     "--allow-unsigned (CPBKIT_ALLOW_UNSIGNED=1)"
@@ -523,13 +504,13 @@ def get_file(client: Client, hosts: Hosts, file: ArchiveFile, read: Callable[...
             if sha != promised:
                 both = f"sha256 {sha[:12]}..., the archive promises {promised[:12]}..."
                 raise BadFile(f"{name} does not match its checksum ({both})")
-            return read(found.body), found.body
+            made = read(found.body)
+            if place:
+                store.keep(place, name, found.body)
+            return made
         except BadFile as error:
             wrong = error
     raise BadFile(f"{wrong}; it was downloaded twice and is refused")
-
-
-DROPPED = ("duplicates", "off_grid", "unfinished", "conflicts")
 
 
 def compare(order: Order, held: Holding, piece: Piece, finer: bool) -> Opinion:
@@ -554,7 +535,7 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     gone = [error for error in troubles if isinstance(error, Gone)]  # it says why the others failed
     reasons = list(dict.fromkeys(map(str, gone or troubles)))
     refused = [str(error) for error in troubles if isinstance(error, BadFile)]
-    unknown = unasked_bars(order, held)
+    unknown = request.unasked_bars(order, held)
     inside = held.starts[(held.starts >= order.first) & (held.starts < order.end)]
     if refused or (len(unknown) and archive_failed) or (troubles and not len(inside)):
         lost = [f"{reason.rstrip('.')}." for reason in refused or reasons]
@@ -572,8 +553,8 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
     elif reasons:
         notes.append(f"Another source stood in: {' '.join(reasons)}.")
     first = order.first
-    if order.listing is None and inside[0] > first + WILD:
-        first = int(inside[0]) + WILD
+    if order.listing is None and inside[0] > first + request.WILD:
+        first = int(inside[0]) + request.WILD
         notes.append(f"The first bar is of {stamp(inside[0])}; taken as the listing, its first day is left out.")
     records = [r for r in held.records.values() if r.start < order.end and r.end > first]
     records.sort(key=lambda r: (r.start, r.name))
@@ -613,7 +594,10 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         start=first,
         end=order.end - 1,
         now=order.now,
-        dropped={name: sum(getattr(r, name) for r in records) for name in DROPPED},
+        dropped={
+            name: sum(getattr(r, name) for r in records)
+            for name in ("duplicates", "off_grid", "unfinished", "conflicts")
+        },
         disagreements=disagreements,
         checked=checked,
         notes=notes,

@@ -29,7 +29,6 @@ RANK = {"rest": 1, "daily": 2, "monthly": 3}  # who is believed where several we
 _KINDS = {rank: kind for kind, rank in RANK.items()}
 PART_AGE = 86400.0  # s; an older part may have been rewritten by the venue since
 LOCK_WAIT = 60.0  # s; a merge takes well under one
-_FORMAT = 1
 Bars = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, values and ranks, as in Holding
 
 
@@ -167,13 +166,13 @@ class Store:
 
     def path(self, market: str, series: str) -> Path:
         """Return the file of a series."""
-        check_path_name(market, series)
-        return self._own("klines", market, f"{series}.parquet")
+        return self._own("klines", market, series, suffix=".parquet")
 
-    def _own(self, *parts: str) -> Path:
-        """Return a path in the cache; CacheError where a link leads out of it."""
+    def _own(self, *names: str, suffix: str = "") -> Path:
+        """Return a path in the cache; DataError for a name that is no plain word, CacheError where a link leads out."""
+        check_path_name(*names)
         path = self.folder
-        for part in parts:
+        for part in (*names[:-1], names[-1] + suffix):
             path = path / part
             if path.is_symlink():
                 raise CacheError(f"{path} is a link, and no link inside a cache is followed; remove it")
@@ -245,7 +244,7 @@ class Store:
 
     def keep(self, place: tuple[str, ...], name: str, blob: bytes) -> None:
         """Keep a verified download in a folder of the cache; `update` drops those in ("parts", market, series)."""
-        folder = self._folder(*place)
+        folder = self._own(*place)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # The name carries the sha256: the content proves itself, and half a file is no file.
@@ -259,7 +258,7 @@ class Store:
 
     def kept(self, place: tuple[str, ...], name: str, age: float = math.inf) -> bytes | None:
         """Return a download that was kept, if it is whole and not older than `age` seconds."""
-        folder = self._folder(*place)
+        folder = self._own(*place)
         # Any of this fails when another process merges the same series and drops its parts.
         with contextlib.suppress(OSError):
             for path in folder.iterdir():
@@ -293,19 +292,15 @@ class Store:
         check_path_name(*filter(None, (market, series)))
         return tuple(sorted((self.folder / "klines").glob(f"{market or '*'}/{series or '*'}.parquet")))
 
-    def _folder(self, *place: str) -> Path:
-        check_path_name(*place)
-        return self._own(*place)
-
     def drop_parts(self, market: str, series: str) -> None:
         """Forget the downloads that wait for `update`."""
-        shutil.rmtree(self._folder("parts", market, series), ignore_errors=True)
+        shutil.rmtree(self._own("parts", market, series), ignore_errors=True)
 
     @contextlib.contextmanager
     def _lock(self, market: str, series: str):
         folder = self._own("locks")
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self._own("locks", f"{market}_{series}.lock"))
+        lock = filelock.FileLock(self._own("locks", f"{market}_{series}", suffix=".lock"))
         try:
             with lock.acquire(timeout=LOCK_WAIT):
                 yield
@@ -374,7 +369,7 @@ def _overlay(below: Holding, above: Holding) -> Holding:
 
 def _to_parquet(held: Holding, series: str) -> bytes:
     about = {
-        "format": _FORMAT,
+        "format": 1,
         "kit": __version__,
         "series": series,
         "records": [asdict(held.records[name]) for name in sorted(held.records)],

@@ -41,7 +41,12 @@ def add_columns(bars: Mapping[str, Klines], names: Iterable[str]) -> dict[str, K
     """
     names, store, hosts = list(names), Store(), Hosts.from_environment()
     with contextlib.closing(Client(THREADS)) as client, contextlib.closing(Pool(THREADS)) as pool:
-        get, ask = functools.partial(_read, client, hosts, store), functools.partial(_ask, client, hosts)
+
+        def get(name: str, file: ArchiveFile, contract: Contract) -> _Month | None:
+            read = functools.partial(_parse, name, file, contract)
+            return binance.get_file(client, hosts, store, file, read, ("context", file.folder))
+
+        ask = functools.partial(_ask, client, hosts)
         jobs = {(series, name): _files(each, name) for series, each in bars.items() for name in names}
         waiting = {key: [pool.submit(get, key[1], *job) for job in files] for key, files in jobs.items()}
         found = {key: [month for future in futures if (month := future.result())] for key, futures in waiting.items()}
@@ -65,23 +70,19 @@ class _Month:
 
 def _joined(bars: Klines, found: dict[str, tuple[list[_Month], _Month | None, str]]) -> Klines:
     frame, passport = bars.frame, bars.passport
-    closes = frame.index.asi8 + INTERVAL_SECONDS[split_name(passport.series)[1]] * SECOND_NS
     files, notes = list(passport.files), list(passport.notes)
     for name, (months, tail, why) in found.items():
         there = [*months, tail] if tail else months
         if not there:
             raise SourceError(f"{passport.series}: the archive has no {COLUMNS[name]} for these dates, and {why}")
         known, values = (np.concatenate([getattr(month, part) for month in there]) for part in ("known", "values"))
-        at = np.searchsorted(known, closes, side="right") - 1
-        column = np.where((at >= 0) & (closes <= max(month.end for month in there)), values[at], np.nan)
+        end = max(month.end for month in there)
+        column = np.where(bars.closes <= end, bars.last_known(known, values), np.nan)
         frame = frame.assign(**{name: column})
         files += [month.source for month in there]
         if absent := int(np.isnan(column).sum()):
-            ends = (
-                f"the archive's files end at {stamp(max(month.end for month in months))}"
-                if months
-                else "no file is there"
-            )
+            last = max((month.end for month in months), default=None)
+            ends = "no file is there" if last is None else f"the archive's files end at {stamp(last)}"
             notes.append(f"{absent} bars have no {name}: {ends}{', and ' + why if why else ''}.")
     return Klines(frame, replace(passport, files=tuple(files), notes=tuple(notes)))
 
@@ -152,18 +153,6 @@ def _files(bars: Klines, name: str) -> list[tuple[ArchiveFile, Contract]]:
     folder = COLUMNS[name]
     middle = interval if folder.endswith("Klines") else folder  # of the file's name
     return [(ArchiveFile("um", contract.name, middle, period, folder), contract) for period in periods]
-
-
-def _read(
-    client: Client, hosts: Hosts, store: Store, name: str, file: ArchiveFile, contract: Contract
-) -> _Month | None:
-    """Read a file, from the cache if it is there; None where the archive has none."""
-    place, read = ("context", file.folder), functools.partial(_parse, name, file, contract)
-    if kept := store.kept(place, file.name):
-        return read(kept)
-    if found := binance.get_file(client, hosts, file, read):
-        store.keep(place, file.name, found[1])
-    return found[0] if found else None
 
 
 def _parse(name: str, file: ArchiveFile, contract: Contract, blob: bytes, note: str = "") -> _Month:

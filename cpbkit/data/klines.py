@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -167,6 +167,16 @@ class Klines:
     frame: pd.DataFrame
     passport: Passport
 
+    @property
+    def closes(self) -> np.ndarray:
+        """When each bar closes: (N,) ns."""
+        return self.frame.index.asi8 + INTERVAL_SECONDS[split_name(self.passport.series)[1]] * SECOND_NS
+
+    def last_known(self, times: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return the last value that is known when each bar closes, NaN before the first; times (ns): since when."""
+        at = np.searchsorted(times, self.closes, side="right") - 1
+        return np.where(at >= 0, values[at], np.nan)
+
 
 class Incomplete(SourceError):
     """Some series are not there; `klines` holds those that are, `reasons` a sentence for each other one."""
@@ -219,9 +229,9 @@ def grid_phase(interval: str, starts: np.ndarray) -> int:
     return 0
 
 
-def first_bar(instant: int, step: int, phase: int) -> int:
+def first_bar(moment: int, step: int, phase: int) -> int:
     """Return the start of the first bar at or after an instant; step, phase: of the grid, in the instant's unit."""
-    return -((phase - instant) // step) * step + phase
+    return -((phase - moment) // step) * step + phase
 
 
 def find_last(starts: np.ndarray) -> np.ndarray:
@@ -360,34 +370,24 @@ def validate(
     return Klines(pd.DataFrame(np.asfortranarray(values), index=index, columns=columns), passport)
 
 
+_SHOWN = (
+    "series source files first last expected got gaps missing unexplained zero_volume flat dropped conflicts jumps"
+    " tenfold disagreements checked notes"
+).split()
+
+
 def passport_table(passports: Iterable[Passport]) -> pd.DataFrame:
-    """Show Passports as a table, one row a series."""
-    passports = list(passports)
-    table = {name: [value(p) for p in passports] for name, value in _SHOWN.items()}
-    return pd.DataFrame(table).set_index("series")
-
-
-_SHOWN: dict[str, Callable[[Passport], Any]] = {
-    "series": lambda p: p.series,
-    "source": lambda p: f"synthetic: {p.source}" if p.synthetic else f"{p.source} {p.market}".strip(),
-    "files": lambda p: len(p.files),
-    "first": lambda p: p.first,
-    "last": lambda p: p.last,
-    "expected": lambda p: p.expected,
-    "got": lambda p: p.got,
-    "gaps": lambda p: len(p.gaps),
-    "missing": lambda p: p.missing,
-    "unexplained": lambda p: p.unexplained,
-    "zero_volume": lambda p: p.zero_volume,
-    "flat": lambda p: p.flat,
-    "dropped": lambda p: p.duplicates + p.unfinished + p.off_grid,
-    "conflicts": lambda p: p.conflicts,
-    "jumps": lambda p: len(p.jumps),
-    "tenfold": lambda p: len(p.tenfold),
-    "disagreements": lambda p: sum(d.bars for d in p.disagreements),
-    "checked": lambda p: p.checked,
-    "notes": lambda p: " ".join(p.notes),
-}
+    """Show Passports as a table, one row a series; of files, gaps and jumps their number."""
+    rows = []
+    for p in passports:
+        row = vars(p) | {name: len(getattr(p, name)) for name in ("files", "gaps", "jumps", "tenfold")}
+        row["source"] = f"synthetic: {p.source}" if p.synthetic else f"{p.source} {p.market}".strip()
+        row |= {"missing": p.missing, "unexplained": p.unexplained}
+        row["dropped"] = p.duplicates + p.unfinished + p.off_grid
+        row["disagreements"] = sum(each.bars for each in p.disagreements)
+        row["notes"] = " ".join(p.notes)
+        rows.append(row)
+    return pd.DataFrame(rows, columns=_SHOWN).set_index("series")
 
 
 def check_bars(starts: np.ndarray, values: np.ndarray, name: str, has_volume: bool = True) -> None:
@@ -463,8 +463,13 @@ def stamp(ns: int) -> str:
     return str(np.datetime64(int(ns), "ns").astype("M8[m]"))
 
 
-def _ns(instant: Any) -> int:
-    time = pd.Timestamp(instant)
+def instant(written: str) -> int:
+    """Read what `stamp` wrote, or the first instant of a day or month (ns since 1970, UTC)."""
+    return int(np.datetime64(written, "m").astype(np.int64)) * 60 * SECOND_NS
+
+
+def _ns(moment: Any) -> int:
+    time = pd.Timestamp(moment)
     time = time.tz_localize("UTC") if time.tzinfo is None else time.tz_convert("UTC")
     return int(time.as_unit("ns").value)
 

@@ -5,11 +5,10 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 
-from cpbkit.data.archive import MONTHLY_ONLY, ArchiveFile, day_ns
+from cpbkit.data.archive import MONTHLY_ONLY, ArchiveFile
 from cpbkit.data.cache import RANK, Holding
-from cpbkit.data.klines import DAY_NS, INTERVAL_SECONDS, SECOND_NS, first_bar, grid_phase, series_name, stamp
+from cpbkit.data.klines import DAY_NS, INTERVAL_SECONDS, SECOND_NS, first_bar, grid_phase, instant, series_name, stamp
 from cpbkit.data.venue import CONTRACTS, LISTINGS, PREDECESSORS, Contract, halts_of
 from cpbkit.errors import DataError, UnknownName, check_day
 
@@ -54,16 +53,13 @@ class Order:
 
 def days(start: str, end: str, now: int) -> tuple[int, int]:
     """Return the first instant of the first day and the one after the last day (ns), if they can be asked for."""
-    instants = [
-        day_ns(np.datetime64(check_day(name, day, DataError))) for name, day in (("start", start), ("end", end))
-    ]
-    today = stamp(now)[:10]
-    if instants[0] > instants[1]:
+    first, last = (instant(str(check_day(name, day, DataError))) for name, day in (("start", start), ("end", end)))
+    if first > last:
         raise DataError(f"start must not be after end; got {start} .. {end}")
-    for name, day, instant in zip(("start", "end"), (start, end), instants, strict=True):
-        if instant > now:
-            raise DataError(f"{name} lies in the future: {day}; bars are available up to today, {today} (UTC)")
-    return instants[0], instants[1] + DAY_NS
+    if last > now:
+        late = f"start lies in the future: {start}" if first > now else f"end lies in the future: {end}"
+        raise DataError(f"{late}; bars are available up to today, {stamp(now)[:10]} (UTC)")
+    return first, last + DAY_NS
 
 
 def contract_of(symbol: str, market: str) -> Contract:
@@ -113,7 +109,7 @@ def unasked_bars(order: Order, held: Holding) -> np.ndarray:
     said = np.zeros(len(absent), np.int64)
     for name, record in held.records.items():
         if record.kind == "rest":
-            age = order.now - _instant(record.fetched_at)
+            age = order.now - instant(record.fetched_at)
             weight = BELIEVED if name in held.fresh else record.asked if age < ASK_OLD_AGAIN else 0
             said += weight * ((absent >= record.start) & (absent < record.end))
     return absent[said < BELIEVED]
@@ -126,15 +122,11 @@ def doubtful_months(order: Order, held: Holding) -> list[ArchiveFile]:
     for record in held.records.values():
         if record.kind != "monthly" or record.name in held.fresh or not order.first < record.end <= last:
             continue
-        lately = order.now - _instant(record.compared_at or record.fetched_at) < ASK_AGAIN
+        lately = order.now - instant(record.compared_at or record.fetched_at) < ASK_AGAIN
         recent = record.end > order.now - REWRITTEN and not lately
         if recent or ((holes >= record.start) & (holes < record.end)).any():
             found.append(order.file(stamp(record.start)[:7]))
     return found
-
-
-def _instant(written: str) -> int:
-    return int(np.datetime64(written, "ns").astype(np.int64)) if written else 0
 
 
 def lacking_months(order: Order, held: Holding) -> list[ArchiveFile]:
@@ -202,5 +194,5 @@ def spread(items: list[str]) -> list[str]:
 def listing_of(symbol: str, market: str) -> int | None:
     """Return when a symbol was first traded (ns), where it is known without asking."""
     if market == "spot" and symbol in LISTINGS:
-        return pd.Timestamp(LISTINGS[symbol], tz="UTC").value
+        return instant(LISTINGS[symbol])
     return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, Incomplete, Klines, series_name, split_name, validate
+from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, Incomplete, Klines, series_name, validate
 from cpbkit.errors import DataError, SourceError, check_name
 
 # How many days back Yahoo serves each interval; 0: all there is.
@@ -112,20 +112,11 @@ def join_context(klines: Klines, context: dict[str, pd.DataFrame]) -> pd.DataFra
     Same index as the klines. A bar counts as known from its close on, and row t is what is known when bar t closes.
     The return is the log return of that context bar. Rows before the first closed bar are NaN.
     """
-    _, interval = split_name(klines.passport.series)
-    known_at = klines.frame.index + pd.Timedelta(seconds=INTERVAL_SECONDS[interval])
-    left = pd.DataFrame({"close_time": known_at.as_unit("ns")})
     columns: dict[str, np.ndarray] = {}
     for ticker, bars in context.items():
-        right = pd.DataFrame(
-            {
-                "close_time": bars.index.as_unit("ns"),
-                f"{ticker}_close": bars["close"].to_numpy(float),
-                f"{ticker}_return": np.log(bars["close"]).diff().to_numpy(float),
-            }
-        )
-        joined = pd.merge_asof(left, right, on="close_time", direction="backward")
-        columns |= {name: joined[name].to_numpy() for name in right.columns[1:]}
+        times, close = bars.index.as_unit("ns").asi8, bars["close"].to_numpy(float)
+        columns[f"{ticker}_close"] = klines.last_known(times, close)
+        columns[f"{ticker}_return"] = klines.last_known(times, np.diff(np.log(close), prepend=np.nan))
     return pd.DataFrame(columns, index=klines.frame.index)
 
 
