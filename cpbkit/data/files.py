@@ -50,10 +50,6 @@ WORDS = frozenset(  # of files' names that are no symbols
 )
 
 
-class Conflict(DataError):
-    """Rows that say different prices of the same bar."""
-
-
 @dataclass(frozen=True)
 class Found:
     """What a person's files hold."""
@@ -197,14 +193,13 @@ def find_files(where: str | os.PathLike) -> list[pathlib.Path]:
     path = pathlib.Path(where).expanduser()
     if path.is_file():
         return [path]
-    found: Iterable[pathlib.Path]
+    found: Iterable[pathlib.Path] = ()
     if path.is_dir():
         found = path.rglob("*")
     elif glob.has_magic(str(path)):
         found = map(pathlib.Path, glob.glob(str(path), recursive=True))
     else:
         load(path)  # says what is there instead
-        raise DataError(f"no file or folder {path}")
     files, runs = [], set()
     try:
         found = list(itertools.islice(found, 100 * MANY))
@@ -358,7 +353,7 @@ def read_name(name: str) -> tuple[str, str]:
 
 
 def _join(pieces: list[_Piece], venue: str, start: str = "", end: str = "") -> Klines:
-    """Join the pieces of one series and let them in; Conflict where they do not agree."""
+    """Join the pieces of one series and let them in; DataError where they do not agree."""
     name = pieces[0].series
     symbol, interval = split_name(name)
     notes = list(dict.fromkeys(note for piece in pieces for note in piece.notes))
@@ -396,7 +391,7 @@ def _join(pieces: list[_Piece], venue: str, start: str = "", end: str = "") -> K
 
 
 def _settle_doubles(frame: pd.DataFrame, origin: np.ndarray, pieces: list[_Piece]) -> tuple[pd.DataFrame, int]:
-    """Keep one row a bar: of equal rows any, of one that grew until it closed the last state; Conflict else.
+    """Keep one row a bar: of equal rows any, of one that grew until it closed the last state; DataError else.
 
     Returns the frame, oldest first, and how many bars had been saved before they closed.
     """
@@ -416,7 +411,7 @@ def _settle_doubles(frame: pd.DataFrame, origin: np.ndarray, pieces: list[_Piece
     if conflict.any():
         i = int(np.flatnonzero(conflict)[np.argmin(starts[a][conflict])])
         said = [f"{pieces[origin[k]].file.name} says {' '.join(f'{x:g}' for x in values[k, :4])}" for k in (a[i], b[i])]
-        raise Conflict(
+        raise DataError(
             f"{int(conflict.sum())} bars have two rows that disagree; the first at {stamp(starts[a[i]])}: "
             f"{said[0]}, {said[1]} ({', '.join(OHLC)}). Are these two markets, or two coins without a symbol column?"
         )

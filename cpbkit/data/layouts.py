@@ -128,11 +128,9 @@ def _named(table: pd.DataFrame, where: str) -> tuple[pd.DataFrame, list[str]]:
     else:
         names |= _name_rest(table, rows, names)
     said = [names.get(i, "-") for i in range(width - 1)]
-    notes = (
-        []
-        if order == ORDERS[0] and width in (6, 12)
-        else [f"No header; the columns were read as time, {', '.join(said)}."]
-    )
+    notes = []
+    if order != ORDERS[0] or width not in (6, 12):
+        notes.append(f"No header; the columns were read as time, {', '.join(said)}.")
     if width == 5:
         notes.append(
             "CoinGecko stamps such rows by their close: if these are its, name the columns, the first close_time."
@@ -248,8 +246,8 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
 
 
 def _find_time(table: pd.DataFrame, plain: dict[str, str]) -> pd.Series | None:
-    if both := times.date_and_clock(table):
-        return times.joined(table, *both)
+    if dated := times.date_and_clock(table):
+        return dated[2]
     named = next((plain[name] for name in times.STARTS if name in plain and _may_be_times(table[plain[name]])), None)
     if named is None and "id" in plain and "amount" in plain:  # HTX calls the second a bar starts at its id
         named = plain["id"]

@@ -48,6 +48,7 @@ NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as m
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
 NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")  # cells that mean none
+_TANGLED = (KeyError, TypeError, RecursionError, OverflowError)  # of nested or huge JSON, of what pandas noted
 _IS_BRACKET = np.isin(np.arange(256), list(b"[]{}"))
 SYMBOL_KEYS = (  # of JSON, beside the rows: one name, or two that make one
     *(("symbol",), ("ticker",), ("pair",)),
@@ -66,9 +67,9 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
     path = pathlib.Path(path)
     table, _ = load(path)
     table.columns = [str(column) for column in table.columns]
-    if time is None and (both := times.date_and_clock(table)):
-        time, clock = both
-        table = table.assign(**{time: times.joined(table, time, clock)}).drop(columns=clock)
+    if time is None and (dated := times.date_and_clock(table)):
+        time, clock, both = dated
+        table = table.assign(**{time: both}).drop(columns=clock)
     elif time is not None:
         check_name("time column", time, table.columns)
     else:
@@ -104,25 +105,21 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
             size = os.fstat(file.fileno()).st_size
             _check_early(file, path.name, size)
             limit = max(UNPACKED, TIMES_PACKED * size)
-            name, blob = _read(file, path.name, limit)
+            name = path.name
+            kind = name.lower().rpartition(".")[2]
+            if kind in PACKED:
+                name, blob = unpack(file, name, limit, _check_piece)
+            elif kind == "zip":
+                name, blob = unzip(file, limit, _check_piece)
+            else:
+                blob = file.read()
             file.seek(0)
             digest = hashlib.sha256()
             while piece := file.read(PIECE):
                 digest.update(piece)
         table = _from_bytes(blob, name, limit)
-    # Arrow's errors are ValueErrors, those of a sheet's XML are not; nested or huge JSON, and what pandas noted in a
-    # Parquet file, end in the others.
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        OverflowError,
-        ParseError,
-        pa.ArrowException,
-    ) as error:
+    # Arrow's errors are ValueErrors, those of a sheet's XML are not.
+    except (ValueError, OSError, EOFError, ParseError, pa.ArrowException, *_TANGLED) as error:
         raise DataError(
             f"{path.name}: it cannot be read as what its name says: {' '.join(str(error).split())[:300]}"
         ) from None
@@ -167,16 +164,6 @@ def _check_ends(kind: str, head: bytes, tail: bytes) -> None:
         raise ValueError(f"it must begin and end with {mark.decode()}, as each .{kind} does")
     if kind in ("parquet", "pq") and (size := int.from_bytes(tail[:4], "little")) > FOOTER:
         raise ValueError(f"what a Parquet file tells of itself may have {FOOTER:,} bytes; got {size:,}")
-
-
-def _read(file: BinaryIO, name: str, limit: int) -> tuple[str, bytes]:
-    """Return the name and content of a file, of a packed one those of what it holds, at most `limit` bytes."""
-    kind = name.lower().rpartition(".")[2]
-    if kind in PACKED:
-        return unpack(file, name, limit, _check_piece)
-    if kind == "zip":
-        return unzip(file, limit, _check_piece)
-    return name, file.read()
 
 
 def with_index(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -314,7 +301,6 @@ def _from_sheet(sheet) -> pd.DataFrame:
 
 
 def _from_json(blob: bytes) -> pd.DataFrame:
-    _check_json(len(blob))
     # A list takes two bytes here and sixty in memory; one of a bar's four prices and time has more than ten. A number
     # takes two and eight; one of a bar has seven or more, but for volumes of zero.
     if blob.count(b"[") + blob.count(b"{") > 1000 + len(blob) // 10:

@@ -39,16 +39,13 @@ def plain_names(table: pd.DataFrame) -> dict[str, str]:
     return {plain(column): column for column in reversed(list(table.columns))}
 
 
-def date_and_clock(table: pd.DataFrame) -> tuple[str, str] | None:
-    """Return the two columns that hold the day and the time of day, where times are written so."""
+def date_and_clock(table: pd.DataFrame) -> tuple[str, str, pd.Series] | None:
+    """Return the two columns that hold the day and the time of day, where times are written so, and both as one."""
     plain = plain_names(table)
-    two = {"date", "time"} <= set(plain) and is_clock(table[plain["time"]])
-    return (plain["date"], plain["time"]) if two else None
-
-
-def joined(table: pd.DataFrame, date: str, clock: str) -> pd.Series:
-    """Write day and time of day as one text."""
-    return table[date].astype(str).str.cat(table[clock].astype(str), sep=" ")
+    if not {"date", "time"} <= set(plain) or not is_clock(table[plain["time"]]):
+        return None
+    date, clock = plain["date"], plain["time"]
+    return date, clock, table[date].astype(str).str.cat(table[clock].astype(str), sep=" ")
 
 
 def is_clock(column: pd.Series) -> bool:
