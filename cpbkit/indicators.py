@@ -45,9 +45,6 @@ class Bars:
         self.columns = dict(zip(table.columns, table.to_numpy(float).T, strict=True))
         self.results: dict[tuple, np.ndarray] = {}
 
-    def __len__(self) -> int:
-        return len(self.index)
-
     def __getitem__(self, column: str) -> np.ndarray:
         return self.columns[column]
 
@@ -220,11 +217,7 @@ def average(x: np.ndarray, alpha: float, n: int, start: int = 0) -> np.ndarray:
 
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
     """Divide; `otherwise` where the divisor is 0."""
-    out = above / below
-    zero = below == 0
-    if zero.any():
-        out[zero] = otherwise
-    return out
+    return np.where(below == 0, otherwise, above / below)
 
 
 def noise(price: np.ndarray) -> np.ndarray:
@@ -233,10 +226,7 @@ def noise(price: np.ndarray) -> np.ndarray:
 
 
 def _after(rows: int, x: np.ndarray) -> np.ndarray:
-    out = np.empty(rows + len(x))
-    out[:rows] = NAN
-    out[rows:] = x
-    return out
+    return np.concatenate([np.full(rows, NAN), x])
 
 
 # What indicators are made of, each reached through Bars.get.
@@ -381,7 +371,8 @@ def williams_r(b: Bars, n: int = 14) -> np.ndarray:
 
 
 def cci(b: Bars) -> np.ndarray:
-    x, middle, rows = b.get(typical), b.get(mean, of=typical, n=20)[19:], len(b)
+    x, middle = b.get(typical), b.get(mean, of=typical, n=20)[19:]
+    rows = len(x)
     if rows < 20:
         return np.full(rows, NAN)
     total, larger = np.zeros(rows - 19), np.empty(rows - 19)

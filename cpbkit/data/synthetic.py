@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -96,7 +95,7 @@ def make_market(
         grids[interval] = low, high, step, phase
     size = BLOCK * QUARTER
     blocks = range(min(grid[0] for grid in grids.values()) // size, -(-max(grid[1] for grid in grids.values()) // size))
-    together = _draw_market(blocks, seed)
+    *together, missing = _draw_market(blocks, seed)
     market = {}
     for symbol in symbols:
         quarters = _draw_coin(symbol, blocks, together, seed)
@@ -106,7 +105,7 @@ def make_market(
             bars = minutes if step < QUARTER else quarters
             length = size * len(blocks) // len(bars)
             starts = blocks[0] * size + length * np.arange(len(bars))
-            there = (starts >= low) & (starts < high) & ~np.repeat(together.missing.ravel(), QUARTER // length)
+            there = (starts >= low) & (starts < high) & ~np.repeat(missing.ravel(), QUARTER // length)
             starts, values = starts[there], bars[there]
             if step > length:
                 starts, values, _ = join_bars(starts, values, step, phase)
@@ -178,8 +177,8 @@ def _autoregression(shocks: np.ndarray, rho: float) -> np.ndarray:
     return scipy.signal.lfilter([1.0], [1.0, -rho], scaled)
 
 
-def _student(rng: np.random.Generator, rows: int) -> np.ndarray:
-    return rng.standard_t(TAIL, rows) * np.sqrt((TAIL - 2) / TAIL)
+def _student(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_t(TAIL, BLOCK) * np.sqrt((TAIL - 2) / TAIL)
 
 
 def _walk(blocks: range, seed: int, what: str) -> np.ndarray:
@@ -190,16 +189,11 @@ def _walk(blocks: range, seed: int, what: str) -> np.ndarray:
     return np.where(at < 0, before[np.maximum(-at, 0)], after[np.maximum(at, 0)])
 
 
-class _Together(NamedTuple):
-    """What all coins share. B blocks of quarters."""
+def _draw_market(blocks: range, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Draw what all coins share: shocks and log volatility (B, BLOCK), a walk from block to block (B + 1,).
 
-    shocks: np.ndarray  # (B, BLOCK)
-    log_volatility: np.ndarray  # (B, BLOCK)
-    missing: np.ndarray  # (B, BLOCK) bars that the venue did not make
-    walk: np.ndarray  # (B + 1,) from block to block
-
-
-def _draw_market(blocks: range, seed: int) -> _Together:
+    Then which quarters the venue did not make (B, BLOCK). B blocks.
+    """
     rngs = [_draw(seed, "market", block) for block in blocks]
     # Each block begins anew, whatever was before it: the state of three weeks ago would be forgotten anyway.
     spell = _autoregression(np.stack([rng.normal(size=BLOCK) for rng in rngs]), np.exp(-QUARTER / (0.5 * DAY_SECONDS)))
@@ -211,36 +205,37 @@ def _draw_market(blocks: range, seed: int) -> _Together:
     for row, rng in zip(missing, rngs, strict=True):
         begin, length = rng.integers(200, BLOCK - 8), rng.integers(1, 8)
         row[begin : begin + length * (4 if begin % 2 else 1)] = True  # up to seven quarters, or hours
-    shocks = np.stack([_student(rng, BLOCK) for rng in rngs])
-    return _Together(shocks, 0.25 * spell + rhythm, missing, _walk(blocks, seed, "market"))  # spells of half a day
+    shocks = np.stack([_student(rng) for rng in rngs])
+    return shocks, 0.25 * spell + rhythm, _walk(blocks, seed, "market"), missing  # spells of half a day
 
 
-def _draw_coin(symbol: str, blocks: range, together: _Together, seed: int) -> np.ndarray:
+def _draw_coin(symbol: str, blocks: range, together: Iterable[np.ndarray], seed: int) -> np.ndarray:
     """Return the quarters of a coin, halts too: prices and volume (B * BLOCK, 5)."""
+    shared_shocks, log_volatility, shared_walk = together
     rngs = [_draw(seed, symbol, block) for block in blocks]
     own, noise, jitter = np.stack([rng.normal(size=(3, BLOCK)) for rng in rngs], axis=1)
     own, noise = 0.2 * _autoregression(own, np.exp(-QUARTER / DAY_SECONDS)), _autoregression(noise, 0.8)
-    shock = np.stack([_student(rng, BLOCK) for rng in rngs])
+    shock = np.stack([_student(rng) for rng in rngs])
     size = np.stack([rng.gamma(2.0, 0.5, BLOCK) for rng in rngs])
     lean = np.stack([rng.uniform(-1, 1, BLOCK) for rng in rngs])
     idle = np.stack([rng.random(BLOCK) for rng in rngs]) < 1 / 1500
 
     character = _draw(seed, symbol)
     daily = character.uniform(0.02, 0.045)
-    sigma = daily * np.sqrt(QUARTER / DAY_SECONDS) * np.exp(together.log_volatility + own)  # of a bar's log return
+    sigma = daily * np.sqrt(QUARTER / DAY_SECONDS) * np.exp(log_volatility + own)  # of a bar's log return
     # What moves the next hour is seen in the last quarter alone: its wicks are long and lopsided.
     lean *= np.where(np.arange(BLOCK) % 4 == 3, 0.95, 0.3)  # -1: all wick below the body, 1: above
     lean[idle] = 0.0
     pull = np.zeros_like(lean)
     pull[:, 4::4] = lean[:, 3:-1:4] * 2 / (0.95 / np.sqrt(3))  # variance 4, that of an hour
-    shock = np.sqrt(MARKET_SHARE) * together.shocks + np.sqrt(1 - MARKET_SHARE) * shock
+    shock = np.sqrt(MARKET_SHARE) * shared_shocks + np.sqrt(1 - MARKET_SHARE) * shock
     share = PLANTED_SHARE if _is_planted(symbol, seed) else 0.0
     returns = sigma * (np.sqrt(share) * pull + np.sqrt(1 - share) * shock)
     returns[idle] = 0.0
 
     # Where a block begins and ends is drawn from block to block; what its returns lack is spread over them.
     price = START_PRICES.get(symbol) or float(np.exp(character.uniform(np.log(1e-4), np.log(1e3))))
-    walk = np.sqrt(MARKET_SHARE) * together.walk + np.sqrt(1 - MARKET_SHARE) * _walk(blocks, seed, symbol)
+    walk = np.sqrt(MARKET_SHARE) * shared_walk + np.sqrt(1 - MARKET_SHARE) * _walk(blocks, seed, symbol)
     level = np.log(price) + daily * np.sqrt(BLOCK * QUARTER / DAY_SECONDS) * walk
     weight = sigma**2 * ~idle
     lacking = np.diff(level) - returns.sum(axis=1)
@@ -252,7 +247,7 @@ def _draw_coin(symbol: str, blocks: range, together: _Together, seed: int) -> np
     high = np.maximum(open_, close) + wick * (1 + lean) / 2
     low = np.minimum(open_, close) - wick * (1 - lean) / 2
     surprise = np.abs(returns) / sigma
-    turnover = 1e5 * np.exp(together.log_volatility + 0.4 * surprise + 0.35 * noise)  # quote currency
+    turnover = 1e5 * np.exp(log_volatility + 0.4 * surprise + 0.35 * noise)  # quote currency
     volume = np.where(idle, 0.0, turnover / np.exp(close))
     return np.column_stack([*(np.exp(each).ravel() for each in (open_, high, low, close)), volume.ravel()])
 

@@ -101,9 +101,7 @@ def from_klines(klines: Klines, task: Task) -> Series:
     frame = klines.frame
     columns = list(dict.fromkeys([*task.features, *(column for column, _, _ in kinds), "log_close"]))
     finished = [column for column in columns if column in frame and not indicators.is_indicator(column)]
-    table = indicators.compute(frame, [column for column in columns if column not in finished])
-    if finished:
-        table = table.join(frame[finished])
+    table = indicators.compute(frame, [column for column in columns if column not in finished]).join(frame[finished])
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.column_stack(
             [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]
