@@ -421,9 +421,8 @@ class _Fetch:
             return True
         if answer.status == 400:
             return b"-1121" not in answer.body
-        found = re.search(
-            rb'"symbol"\s*:\s*"%s"\s*,[^{}]*?"status"\s*:\s*"(\w+)"' % order.contract.name.encode(), answer.body
-        )
+        status = rb'"symbol"\s*:\s*"%s"\s*,[^{}]*?"status"\s*:\s*"(\w+)"' % order.contract.name.encode()
+        found = re.search(status, answer.body)
         return found is None or found[1] == b"TRADING"
 
     def _second_opinions(self, order: Order, held: Holding) -> list[Opinion]:

@@ -144,9 +144,7 @@ class Passport:
             raise DataError(f"a Passport that cannot be read: {error}") from None
 
         def read(kind, values):
-            return kind(
-                **{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
-            )
+            return kind(**{f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values})
 
         parts = {"files": SourceFile, "gaps": Gap, "jumps": Jump, "disagreements": Disagreement}
         found = {name: tuple(read(part, item) for item in raw.get(name, ())) for name, part in parts.items()}

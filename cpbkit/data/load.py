@@ -97,10 +97,9 @@ def _chosen(experiment: Experiment, found: files.Found) -> dict[str, Klines]:
     if not lacking:
         return bars
     reasons = {name: found.refused.get(name, f"no file of {experiment.data.files} has it") for name in lacking}
-    lines = [f"{name}: {why}" for name, why in (reasons | found.refused).items()]
-    raise Incomplete(
-        "\n".join([f"{len(lacking)} of {len(experiment.series)} series are not there.", *lines]), bars, reasons
-    )
+    lines = [f"{len(lacking)} of {len(experiment.series)} series are not there."]
+    lines += [f"{name}: {why}" for name, why in (reasons | found.refused).items()]
+    raise Incomplete("\n".join(lines), bars, reasons)
 
 
 def _with_context(bars: dict[str, Klines], experiment: Experiment, tell: Callable[[str], None]) -> dict[str, Klines]:

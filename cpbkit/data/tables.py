@@ -120,9 +120,8 @@ def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:
         table = _from_bytes(blob, name, limit)
     # Arrow's errors are ValueErrors, those of a sheet's XML are not.
     except (ValueError, OSError, EOFError, ParseError, pa.ArrowException, *_TANGLED) as error:
-        raise DataError(
-            f"{path.name}: it cannot be read as what its name says: {' '.join(str(error).split())[:300]}"
-        ) from None
+        why = " ".join(str(error).split())[:300]
+        raise DataError(f"{path.name}: it cannot be read as what its name says: {why}") from None
     return with_index(table, path.name), digest.hexdigest()
 
 

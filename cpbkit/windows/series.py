@@ -103,9 +103,7 @@ def from_klines(klines: Klines, task: Task) -> Series:
     finished = [column for column in columns if column in frame and not indicators.is_indicator(column)]
     table = indicators.compute(frame, [column for column in columns if column not in finished]).join(frame[finished])
     with np.errstate(divide="ignore", invalid="ignore"):
-        levels = np.column_stack(
-            [table[c] if c.startswith("log_") else np.log(table[c].to_numpy()) for c, _, _ in kinds]
-        )
+        levels = np.column_stack([table[c] if c.startswith("log_") else np.log(table[c]) for c, _, _ in kinds])
     close = table["log_close"].to_numpy()
     anchors = np.column_stack([close if origin == "close" else levels[:, k] for k, (_, origin, _) in enumerate(kinds)])
     inputs = table[list(task.features)].to_numpy(np.float64)
