@@ -37,28 +37,13 @@ ALL_OHLC: dict[str, Any] = {"targets": OHLC, "target_weights": (1.0,) * 4}
 # Keras lowers the rate at the 8th epoch that is not better by 1e-4, torch after the 8th.
 KERAS_PLATEAU: dict[str, Any] = {"schedule": "plateau", "schedule_epochs": 7, "schedule_delta": 1e-4, "patience": 20}
 KERAS_PLATEAU |= {"optimizer": "adam", "clip_norm": 0.0}
-GRU_TRAINING = Training(epochs=100, batch=64, optimizer="adam", patience=15, teacher_forcing=0.5, forcing_draw="batch")
-V4_LSTM = Training(
-    epochs=200,
-    batch=32,
-    optimizer="adam",
-    weight_decay=1e-5,
-    schedule="step",
-    schedule_epochs=30,
-    patience=20,
-    teacher_forcing=0.5,
-    forcing_draw="batch",
-)
-LTSF = Training(  # Zeng et al. 2023, github.com/cure-lab/LTSF-Linear
-    epochs=10,
-    batch=32,
-    optimizer="adam",
-    learning_rate=5e-3,
-    schedule="step",
-    schedule_epochs=1,
-    patience=3,
-    clip_norm=0.0,
-)
+V4: dict[str, Any] = {"optimizer": "adam", "teacher_forcing": 0.5, "forcing_draw": "batch"}
+V4_TASK = Task(context=30, horizon=10, **ALL_OHLC)
+GRU_TRAINING = Training(epochs=100, batch=64, patience=15, **V4)
+V4_LSTM = Training(epochs=200, batch=32, weight_decay=1e-5, schedule="step", schedule_epochs=30, patience=20, **V4)
+EVERY_EPOCH: dict[str, Any] = {"optimizer": "adam", "schedule": "step", "schedule_epochs": 1, "clip_norm": 0.0}
+# Zeng et al. 2023, github.com/cure-lab/LTSF-Linear
+LTSF = Training(epochs=10, batch=32, learning_rate=5e-3, patience=3, **EVERY_EPOCH)
 LTSF_SLOW = replace(LTSF, learning_rate=5e-4)  # theirs for exchange rates, which wander as prices do
 LINEAR_TASK = Task(context=336, horizon=10, features=("log_close",), target_scale="standard")
 
@@ -67,47 +52,32 @@ LINEAR_TASK = Task(context=336, horizon=10, features=("log_close",), target_scal
 # gap and a test part, train windows are shuffled, validation runs free. ABOUT names each source.
 PRESETS: dict[str, Experiment] = {
     "quick": Experiment(
-        preset="quick",
         task=Task(context=32, horizon=4),
         model=Model(name="gru", width=16, layers=1, heads=1, dropout=0.0),
         training=Training(epochs=12, batch=64, learning_rate=3e-3, weight_decay=1e-4, schedule="cosine", patience=5),
     ),
     # Weight decay is what torch's AdamW takes unasked.
     "transformer": Experiment(
-        preset="transformer",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
+        task=V4_TASK,
         model=Model(name="transformer", width=128, layers=2, heads=8, dropout=0.1),
         training=Training(epochs=50, batch=128, weight_decay=0.01, schedule="cosine", patience=10, teacher_forcing=0.5),
     ),
-    "gru": Experiment(
-        preset="gru",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="gru", width=128, layers=2, dropout=0.3),
-        training=GRU_TRAINING,
-    ),
+    "gru": Experiment(task=V4_TASK, model=Model(name="gru", width=128, layers=2, dropout=0.3), training=GRU_TRAINING),
     # The encoder of `gru` with one linear layer for all steps, as unit8co/darts and Nixtla/neuralforecast have it.
     "gru_dense": Experiment(
-        preset="gru_dense",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
+        task=V4_TASK,
         model=Model(name="gru_dense", width=128, layers=2, dropout=0.3),
         training=replace(GRU_TRAINING, teacher_forcing=0.0),
     ),
     "seq2seq_lstm": Experiment(
-        preset="seq2seq_lstm",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="lstm", width=256, layers=2, heads=4, dropout=0.3),
-        training=V4_LSTM,
+        task=V4_TASK, model=Model(name="lstm", width=256, layers=2, heads=4, dropout=0.3), training=V4_LSTM
     ),
     # Trained as v4_train_cuda_v2.py does.
     "forced_lstm": Experiment(
-        preset="forced_lstm",
-        task=Task(context=30, horizon=10, **ALL_OHLC),
-        model=Model(name="forced_lstm", width=256, layers=2, heads=4, dropout=0.3),
-        training=V4_LSTM,
+        task=V4_TASK, model=Model(name="forced_lstm", width=256, layers=2, heads=4, dropout=0.3), training=V4_LSTM
     ),
     # A weight of the source is one of a whole head, and shared by its targets.
     "v7_classic": Experiment(
-        preset="v7_classic",
         task=Task(
             context=60,
             horizon=10,
@@ -120,7 +90,6 @@ PRESETS: dict[str, Experiment] = {
     ),
     # Weight decay is its L2 of 1e-5, whose gradient is twice that; its L1 is left out.
     "v7_seed": Experiment(
-        preset="v7_seed",
         task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
         model=Model(name="bilstm_dense", width=256, dropout=0.3),
         training=Training(
@@ -134,7 +103,6 @@ PRESETS: dict[str, Experiment] = {
         ),
     ),
     "v8_stable": Experiment(
-        preset="v8_stable",
         task=Task(context=120, horizon=1, features=V8_FEATURES, **ALL_OHLC),
         model=Model(name="bilstm_dense", width=256, dropout=0.3),
         training=Training(epochs=150, batch=32, clip_value=1.0, min_learning_rate=1e-7, **KERAS_PLATEAU),
@@ -143,7 +111,6 @@ PRESETS: dict[str, Experiment] = {
     # with losses, the one with the most of them most often, in validation and test too. A trace of yours has none of
     # these names: the windows are repeated whose next row loses so much, in train alone.
     "bandwidth": Experiment(
-        preset="bandwidth",
         data=Data(market="network", symbols=("trace",), intervals=("200ms",)),
         task=Task(
             context=10,
@@ -171,18 +138,16 @@ PRESETS: dict[str, Experiment] = {
             patience=10,
         ),
     ),
-    "nlinear": Experiment(preset="nlinear", task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_SLOW),
-    "dlinear": Experiment(preset="dlinear", task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_SLOW),
+    "nlinear": Experiment(task=LINEAR_TASK, model=Model(name="nlinear"), training=LTSF_SLOW),
+    "dlinear": Experiment(task=LINEAR_TASK, model=Model(name="dlinear"), training=LTSF_SLOW),
     # The baseline of that name over all columns of a bar and all targets, as a model: solved in one step, not trained.
     "ridge_ar": Experiment(
-        preset="ridge_ar",
         task=Task(context=48, horizon=10, **ALL_OHLC),
         model=Model(name="ridge_ar"),
         training=Training(epochs=1, steps=1),
     ),
     # Ansari et al. 2024; the log price goes in, scaled as what comes out.
     "chronos": Experiment(
-        preset="chronos",
         task=replace(LINEAR_TASK, context=512, input_clip=1e9, zero_shot="amazon/chronos-bolt-tiny"),
         model=Model(name="chronos"),
         training=Training(epochs=1, steps=1),
@@ -190,22 +155,14 @@ PRESETS: dict[str, Experiment] = {
     # Lin et al. 2023, github.com/lss-1138/SegRNN, scripts/SegRNN/Lookback_96/etth1.sh. Theirs go on for 30 epochs at a
     # rate that falls by a fifth each, the first six of which do most of it.
     "segrnn": Experiment(
-        preset="segrnn",
         task=Task(context=96, horizon=24, features=("log_close",), target_scale="standard"),
         model=Model(name="segrnn", width=512, dropout=0.5),
-        training=Training(
-            epochs=6,
-            batch=256,
-            optimizer="adam",
-            schedule="step",
-            schedule_factor=0.8,
-            schedule_epochs=1,
-            clip_norm=0.0,
-        ),
+        training=Training(epochs=6, batch=256, schedule_factor=0.8, **EVERY_EPOCH),
     ),
 }
 # trainer V8_ALIGNED_WITH_V7.py is V7_CLASSIC.py with another folder for its output.
-PRESETS["v8_aligned"] = replace(PRESETS["v7_classic"], preset="v8_aligned")
+PRESETS["v8_aligned"] = PRESETS["v7_classic"]
+PRESETS = {name: replace(one, preset=name) for name, one in PRESETS.items()}
 TRAINED = tuple(name for name, preset in PRESETS.items() if not preset.pretrained)  # here; what others trained is not
 
 # What each is, in a few words, and where it comes from.
