@@ -6,7 +6,6 @@ W origins, H horizon, K targets, N rows. What is fitted sees windows that end be
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,14 +32,6 @@ BASELINES_OF_HEAD: dict[str, tuple[str, ...]] = {  # each other head: REVERTING
     **{"price": WANDERING, "bands": WANDERING},
     **{"volatility": (*REVERTING, "garch"), "range": (*REVERTING, "garch")},
 }
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A naive forecast, and what an origin lacks where it has none."""
-
-    forecast: Callable[..., np.ndarray]  # (series, k, origins, horizon, train_end) -> (W, H), NaN: no answer
-    lacking: str  # "no ..."
 
 
 def forecast(name: str, series: "Series", origins: np.ndarray, horizon: int, train_end: int) -> np.ndarray:
@@ -71,12 +62,12 @@ def forecasts(
 
 
 def _answer(name, series, columns, origins, horizon, train_end) -> tuple[np.ndarray, str]:
-    baseline = BASELINES[check_name("baseline", name, BASELINES)]
+    make, lacks = BASELINES[check_name("baseline", name, BASELINES)]
     origins = np.asarray(origins)
-    values = np.stack([baseline.forecast(series, k, origins, horizon, train_end) for k in columns], axis=-1)
+    values = np.stack([make(series, k, origins, horizon, train_end) for k in columns], axis=-1)
     lacking = int(np.isnan(values).any(axis=(1, 2)).sum())
     where = f"{lacking} of {len(origins)} origins of {series.name}"
-    note = f"{name} is persistence at {where}: no {baseline.lacking}" if lacking else ""
+    note = f"{name} is persistence at {where}: no {lacks}" if lacking else ""
     return np.nan_to_num(values, nan=0.0), note
 
 
@@ -254,19 +245,19 @@ def _moments(series, k, design, scale, rows, horizon) -> tuple[np.ndarray, np.nd
 
 
 def _solve(gram, cross, penalty) -> np.ndarray:
-    rows = gram[0, 0]
-    ridge = np.concatenate([[0.0], penalty * rows])  # the intercept is free
+    ridge = np.concatenate([[0.0], penalty * gram[0, 0]])  # of as many rows; the intercept is free
     return np.linalg.solve(gram + np.diag(ridge), cross)
 
 
-BASELINES: dict[str, Baseline] = {
-    "persistence": Baseline(_persistence, "bar"),
-    "drift": Baseline(_drift, "window in train"),
-    "seasonal_day": Baseline(_seasonal(1), "bar 24 h before"),
-    "seasonal_week": Baseline(_seasonal(7), "bar 7 days before"),
-    "ridge_ar": Baseline(_ridge_ar, "long enough stretch of bars without a gap"),
-    "mean": Baseline(_mean, "two rows in train"),
-    "ewma": Baseline(_ewma, "window in train"),
-    "har": Baseline(_har, "long enough stretch of bars without a gap"),
-    "garch": Baseline(_garch, 'stationary fit by arch (pip install "cpbkit[garch]")'),
+# (series, k, origins, horizon, train_end) -> y (W, H), NaN where there is no answer; and what an origin lacks there.
+BASELINES: dict[str, tuple[Callable[..., np.ndarray], str]] = {
+    "persistence": (_persistence, "bar"),
+    "drift": (_drift, "window in train"),
+    "seasonal_day": (_seasonal(1), "bar 24 h before"),
+    "seasonal_week": (_seasonal(7), "bar 7 days before"),
+    "ridge_ar": (_ridge_ar, "long enough stretch of bars without a gap"),
+    "mean": (_mean, "two rows in train"),
+    "ewma": (_ewma, "window in train"),
+    "har": (_har, "long enough stretch of bars without a gap"),
+    "garch": (_garch, 'stationary fit by arch (pip install "cpbkit[garch]")'),
 }

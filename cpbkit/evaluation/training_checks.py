@@ -50,7 +50,12 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
         spreads = {head: judged.get("spread", 0.0) for head, judged in line.test.items()}
         yield from _check_losses(curve, {"persistence": line.persistence} | ({"mean": line.mean} if line.mean else {}))
         yield from _check_gradient(curve, spreads)
-        yield from _check_outputs(spreads)
+        for head, spread in spreads.items():
+            if spread <= DEAD:
+                yield f"output {head}", "SICK", f"every forecast of {head} is the same"
+            else:
+                verdict = "OK" if spread > COLLAPSED else "NOTE"
+                yield f"output {head}", verdict, f"forecasts of {head} vary {spread:.2%} as much as the truth"
 
 
 def _check_losses(curve: dict[str, list], baselines: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
@@ -81,12 +86,3 @@ def _check_gradient(curve: dict[str, list], spreads: dict[str, float]) -> Iterab
         yield "gradient", "OK", "solved, or trained elsewhere"
     else:
         yield "gradient", "SICK", "no gradient reaches the weights"
-
-
-def _check_outputs(spreads: dict[str, float]) -> Iterable[tuple[str, str, str]]:
-    for head, spread in spreads.items():
-        if spread <= DEAD:
-            yield f"output {head}", "SICK", f"every forecast of {head} is the same"
-        else:
-            verdict = "OK" if spread > COLLAPSED else "NOTE"
-            yield f"output {head}", verdict, f"forecasts of {head} vary {spread:.2%} as much as the truth"

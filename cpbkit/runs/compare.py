@@ -8,7 +8,7 @@ import pandas as pd
 from cpbkit.config.experiment import difference
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation.pooled import compare_pairs, compare_runs, gather
-from cpbkit.evaluation.results import MADE_UP, ResultLine
+from cpbkit.evaluation.results import MADE_UP, ResultLine, is_synthetic
 from cpbkit.evaluation.verdicts import judgements, seed_spread, verdict_table
 from cpbkit.runs.folder import RunFolder
 
@@ -43,7 +43,7 @@ def compare(runs: Mapping[str, RunFolder]) -> tuple[pd.DataFrame, pd.DataFrame, 
     table, pairs = (pd.concat(one, ignore_index=True) if one else pd.DataFrame() for one in tables)
     if odd := sorted({f"task.{name}" for name in VALIDATED} & changed):
         notes.append(f"No best model of each series: the runs were validated otherwise ({', '.join(odd)})")
-    notes += [MADE_UP] * any(line.synthetic for lines in results.values() for line in lines)
+    notes += [MADE_UP] * any(map(is_synthetic, results.values()))
     best = pd.DataFrame() if odd else _best(results)
     seeds = seed_spread(map(judgements, results.values())) if only_seeds else pd.DataFrame()
     return table, pairs, best, seeds, tuple(notes)

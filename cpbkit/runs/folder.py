@@ -25,6 +25,7 @@ from cpbkit.config.experiment import Experiment, difference, from_json, to_json,
 from cpbkit.errors import CpbkitError, RunError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.foreign import Damaged
+from cpbkit.quantities import Standing
 
 try:
     import fcntl
@@ -57,20 +58,12 @@ PLAN_FORM = {
     **{"jobs": [[str]], "steps": int, "epochs": int, "patience": int, "devices": [str]},
     **{"seconds?": float, "reason?": str, "stacked?": bool, "precision?": str},
 }
-STATUS_FORM = {
-    **{"stage?": str, "at?": float, "done?": int, "total?": int, "share?": float, "samples_per_second?": float},
-    **{"seconds_left?": float | None, "at_most?": bool},
-}
+STATUS_FORM = {"stage?": str, "at?": float, **foreign.form_of(Standing)}
 STOP_FORM = {"end": bool, "series": [str]}
 HOLDER_FORM = {"pid": int, "host": str, "since": float}
 ABOUT_FORM = {
-    "command?": str,
-    "date?": str,
-    "commit?": str,
-    "parent?": str,
-    "machine?": dict,
-    "versions?": dict,
-    "starts?": [dict],
+    **dict.fromkeys(("command?", "date?", "commit?", "parent?"), str),
+    **{"machine?": dict, "versions?": dict, "starts?": [dict]},
 }
 
 
@@ -102,24 +95,24 @@ class RunFolder:
     @property
     def experiment(self) -> Experiment:
         """Read the settings. Errors: RunError where there is no run or it cannot be read."""
-        path = self.folder / EXPERIMENT
         try:
             content = foreign.read_bytes(self.folder, EXPERIMENT)
-            if content is None:
-                raise RunError(
-                    f"{self.folder} is no run folder: it has no {EXPERIMENT}. Start one with `cpbkit sweep`"
-                ) from None
-            return from_json(content.decode())
-        except RunError:
-            raise
+            if content is not None:
+                return from_json(content.decode())
         except (CpbkitError, ValueError, TypeError) as error:
-            raise RunError(f"{path} cannot be read as settings of cpbkit {__version__}: {error}") from error
+            where = self.folder / EXPERIMENT
+            raise RunError(f"{where} cannot be read as settings of cpbkit {__version__}: {error}") from error
+        raise RunError(f"{self.folder} is no run folder: it has no {EXPERIMENT}. Start one with `cpbkit sweep`")
 
     @property
     def settled(self) -> Experiment:
         """Read the settings as the models are trained, with what the plan decided. Errors: RunError as above."""
         plan = self.plan() or {}
         return vary(self.experiment, **{name: plan[name] for name in SETTLED if plan.get(name, "") != ""})
+
+    def keep_plan(self, plan: dict) -> None:
+        """Keep how the series are shared out, as `plan` reads it."""
+        self._write(PLAN, plan)
 
     def plan(self) -> dict | None:
         """Read how the series are shared out; None before that is known, and where it is known no more."""
@@ -158,6 +151,9 @@ class RunFolder:
             self._give_up(name, error)
             return {}
 
+    def _write(self, name: str, document: dict) -> None:
+        atomic.write_bytes(self.folder / name, json.dumps(document, indent=2).encode())
+
     @contextmanager
     def writing(self, experiment: Experiment) -> Iterator["RunFolder"]:
         """Hold the folder for one sweep; make it, or check that it is this experiment's once anything was begun.
@@ -167,7 +163,7 @@ class RunFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._refuse_links()
         self._clear_way(LOCK)
-        lock, holder = filelock.FileLock(self.folder / LOCK), self.folder / HOLDER
+        lock = filelock.FileLock(self.folder / LOCK)
         try:
             lock.acquire(timeout=1)  # `cpbkit status` takes it for an instant
         except filelock.Timeout:
@@ -179,10 +175,7 @@ class RunFolder:
             for part in PARTS:
                 (self.folder / part).mkdir(exist_ok=True)
                 self._clear_way(*(f"{part}/{found.name}" for found in (self.folder / part).iterdir()))
-            atomic.write_bytes(
-                holder,
-                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(),
-            )
+            self._write(HOLDER, {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
             begun = any((self.folder / name).exists() for name in (PLAN, LEDGER))
             if begun and (self.folder / EXPERIMENT).exists():
                 if lines := difference(self.experiment, experiment):
@@ -198,7 +191,7 @@ class RunFolder:
             yield self
         finally:
             try:
-                holder.unlink(missing_ok=True)
+                (self.folder / HOLDER).unlink(missing_ok=True)
             finally:  # or a kernel, which goes on, would shut itself out
                 lock.release()
 
@@ -352,7 +345,7 @@ class RunFolder:
         before = self._read(ABOUT, ABOUT_FORM)
         starts = before.pop("starts", [before] if before else [])
         starts.append({name: about[name] for name in ("date", "commit", "command", "versions") if name in about})
-        atomic.write_bytes(self.folder / ABOUT, json.dumps(about | {"starts": starts}, indent=2).encode())
+        self._write(ABOUT, about | {"starts": starts})
 
     def about(self) -> dict:
         """Read on what the last start ran, and `starts`, all of them; empty before the first."""
@@ -366,11 +359,11 @@ class RunFolder:
         """Keep what an audit of the run found, by series, where the folder can be written to."""
         if os.access(self.folder, os.W_OK):
             foreign.refuse_links(self.folder, AUDIT)
-            atomic.write_bytes(self.folder / AUDIT, json.dumps(found, indent=2).encode())
+            self._write(AUDIT, dict(found))
 
     def tell(self, status: dict) -> None:
         """Leave word for `cpbkit status` of what the sweep is doing."""
-        atomic.write_bytes(self.folder / STATUS, json.dumps(status | {"at": time.time()}).encode())
+        self._write(STATUS, status | {"at": time.time()})
 
     def status(self) -> dict:
         """Read what the last sweep here said it was doing, and when (`at`, seconds since 1970); empty before one."""
@@ -386,8 +379,7 @@ class RunFolder:
         if not self.holder():
             raise RunError(f"nobody works on {self.folder}, so there is nothing to stop")
         before = self.wishes()
-        fresh = {"end": before["end"] or not names, "series": sorted({*before["series"], *names})}
-        atomic.write_bytes(self.folder / STOP, json.dumps(fresh).encode())
+        self._write(STOP, {"end": before["end"] or not names, "series": sorted({*before["series"], *names})})
 
     def wishes(self) -> dict:
         """Read what `stop` has asked for since the sweep began: `end`, and `series`."""
@@ -425,9 +417,8 @@ class RunFolder:
     def add_clock(self, seconds: dict[str, float]) -> dict[str, float]:
         """Add the seconds of each stage to those of earlier starts of this run; return the sums."""
         total = self.clock()
-        for stage, spent in seconds.items():
-            total[stage] = total.get(stage, 0.0) + spent
-        atomic.write_bytes(self.folder / CLOCK, json.dumps(total, indent=2).encode())
+        total |= {stage: total.get(stage, 0.0) + spent for stage, spent in seconds.items()}
+        self._write(CLOCK, total)
         return total
 
 

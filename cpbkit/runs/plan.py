@@ -115,9 +115,12 @@ def make_plan(
     share_of_step = 3 if experiment.pretrained else FORWARD_SHARE
     epoch = (steps + share_of_step * validation) * best.seconds  # of a whole stack
     rounds = max(sum(len(job) for job in jobs[i::places]) for i in range(places)) / best.models
-    reason = _reason(trials, best, devices, why)
     if training.pooled:
         reason = f"one model for all {len(series)} series; a step took {1000 * best.seconds:.1f} ms"
+    else:
+        where = f"{places} process(es), one thread each" if on_cpu else f"{len(set(devices))} GPU(s)"
+        timings = ", ".join(f"{1000 * t.seconds / t.models:.1f} ms in a stack of {t.models}" for t in trials)
+        reason = f"stacks of {best.models} on {where}; a step of one model took {timings}" + (f"; {why}" if why else "")
     reason += bits
     epochs, patience, seconds = training.epochs, training.patience, epoch * rounds * training.epochs
     if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
@@ -226,10 +229,3 @@ def _cut(names: list[str], size: int) -> list[list[str]]:
     """Cut names into pieces of nearly equal length, none longer than `size`."""
     count = math.ceil(len(names) / size)
     return [names[i::count] for i in range(count)]
-
-
-def _reason(trials: list[Trial], best: Trial, devices: list[str], why: str) -> str:
-    on_cpu = devices[0] == "cpu"
-    where = f"{len(devices)} process(es), one thread each" if on_cpu else f"{len(set(devices))} GPU(s)"
-    timed = ", ".join(f"{1000 * t.seconds / t.models:.1f} ms in a stack of {t.models}" for t in trials)
-    return f"stacks of {best.models} on {where}; a step of one model took {timed}" + (f"; {why}" if why else "")

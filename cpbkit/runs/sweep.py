@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from cpbkit import atomic
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance
@@ -28,7 +27,7 @@ from cpbkit.hardware.monitor import Monitor
 from cpbkit.models import zoo
 from cpbkit.runs import executors, stopping
 from cpbkit.runs.clock import Clock
-from cpbkit.runs.folder import PLAN, RunFolder
+from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.plan import Plan, find_places, job_name, make_plan
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Job, Message, Note, Progress, Result, Shrunk, shrink, work
@@ -283,7 +282,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
             plan = replace(plan, jobs=[*plan.jobs, *made.jobs])
         # It may have been made on another machine, with other devices.
         plan = replace(plan, devices=place.call(find_places, place.workers, len(series)))
-        _write_plan(run, plan)
+        run.keep_plan(vars(plan))
         _tell_begin(state, plan, series)
     jobs = _jobs(run, state, plan, series, deadline, parents)
     with clock("training"):
@@ -302,7 +301,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
                         run.keep_checkpoint(message.job, None)
                         kept = [names for name, names in plan.named_jobs().items() if name != message.job]
                         plan = replace(plan, jobs=[*kept, *message.jobs])
-                        _write_plan(run, plan)
+                        run.keep_plan(vars(plan))
                         note(message.reason)
                     case Note():
                         note(message.text)
@@ -364,22 +363,21 @@ def _jobs(
     here = [[name for name in names if name in series] for names in plan.jobs]
     missing = set(state.missing)
     named = {job_name(names): names for names in here if missing & set(names)}
-    experiment, jobs = run.settled, []
-    for i, (name, names) in enumerate(named.items()):
-        jobs.append(
-            Job(
-                name,
-                experiment,
-                tuple(series[n] for n in names),
-                device=plan.devices[0],
-                checkpoint=run.checkpoint(name),
-                threads=count_cores() if experiment.training.pooled else 1,
-                deadline=deadline,
-                parents={n: parents[n] for n in names if n in parents},
-                turns=math.ceil((len(named) - i) / len(plan.devices)),
-            )
+    experiment = run.settled
+    return [
+        Job(
+            name,
+            experiment,
+            tuple(series[n] for n in names),
+            device=plan.devices[0],
+            checkpoint=run.checkpoint(name),
+            threads=count_cores() if experiment.training.pooled else 1,
+            deadline=deadline,
+            parents={n: parents[n] for n in names if n in parents},
+            turns=math.ceil((len(named) - i) / len(plan.devices)),
         )
-    return jobs
+        for i, (name, names) in enumerate(named.items())
+    ]
 
 
 def _teller(run: RunFolder, state: State, on_progress: Callable[[State], None]) -> Callable[[str], None]:
@@ -442,7 +440,3 @@ def _saved_shares(run: RunFolder) -> dict[str, float]:
         if saved := run.checkpoint(job):
             shares |= dict.fromkeys(names, checkpoint.read_share(saved, plan.steps, plan.epochs))
     return shares
-
-
-def _write_plan(run: RunFolder, plan: Plan) -> None:
-    atomic.write_bytes(run.folder / PLAN, json.dumps(dataclasses.asdict(plan), indent=2).encode())

@@ -127,9 +127,9 @@ def run_series(
         net, end = train_alone(experiment, windows, stack, on_progress)
         about = {"parameters": stack.parameters, "epochs": end.epochs, "best_epoch": end.best_epoch}
         about["seconds"] = time.monotonic() - begun
-        for name, values in training.search:
+        for setting, values in training.search:
             tried = ", ".join(f"{value:g}" for value in values)
-            notes.append(f"{name} {getattr(end.training, name):g}, which validation chose among {tried}")
+            notes.append(f"{setting} {getattr(end.training, setting):g}, which validation chose among {tried}")
     on_progress("testing")
     with precision(training, device) as autocast, autocast:
         errors, persistence = _errors(net, windows)

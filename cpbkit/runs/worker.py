@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -196,18 +197,10 @@ def _work(job: Job) -> Iterator[Message]:
             for series in job.series:
                 if series.name == name or training.pooled:
                     with clock("judging"):
-                        wrong = next((finished for finished in folds if finished.status != "done"), folds[-1])
-                        line = ResultLine(
-                            series.name,
-                            wrong.status,
-                            wrong.reason,
-                            seconds=round(time.monotonic() - begun, 3),
-                            mode=state.mode,
-                            persistence=persistence[folds[-1].name],
-                            mean=mean[folds[-1].name],
-                            data_sha256=data[series.name],
-                        )
-                        yield _result(job, windows, series, folds, line, parents.get(series.name))
+                        about: dict[str, Any] = {"mode": state.mode, "data_sha256": data[series.name]}
+                        about |= {"persistence": persistence[folds[-1].name], "mean": mean[folds[-1].name]}
+                        about["seconds"] = round(time.monotonic() - begun, 3)
+                        yield _result(job, windows, series, folds, about, parents.get(series.name))
         now = time.monotonic()
         if len(stack) and (now - saved > pause or stopping.is_asked()):
             with clock("checkpoints"):
@@ -253,20 +246,23 @@ def _result(
     windows: Windows,
     series: Series,
     folds: list[Finished],
-    line: ResultLine,
+    about: dict[str, Any],
     parent: TrainedModel | None,
 ) -> Result:
     """Judge the finished models of a series, one for each fold, on their test splits, which are read nowhere else.
 
     The last of them, which is trained on the newest bars, is the one that is kept. Of a refit, which has one fold,
-    the model before it is judged beside it.
+    the model before it is judged beside it. about: what the training alone knows of the line of the ledger.
     """
     experiment, last = job.experiment, folds[-1]
     places = [windows.names.index(piece) for piece in experiment.training.pieces(series.name)]
     splits, scaler = windows.splits[places[-1]], windows.scalers[places[-1]]
     dates = [windows.splits[m].dates(windows.series[m]) for m in places]
-    line = dataclasses.replace(
-        line,
+    wrong = next((finished for finished in folds if finished.status != "done"), last)
+    line = ResultLine(
+        series.name,
+        wrong.status,
+        wrong.reason,
         synthetic=series.synthetic,
         preset=experiment.preset,
         parameters=sum(tensor.numel() for tensor in last.weights.values()),
@@ -282,6 +278,7 @@ def _result(
         },
         dates=dates[-1] | {"test": [dates[0]["test"][0], dates[-1]["test"][1]]},
         folds=dates if len(folds) > 1 else [],
+        **about,
     )
     if line.status != "done":
         return Result(line, None)
@@ -317,7 +314,7 @@ def _result(
         line = dataclasses.replace(line, before=judged)
         losses |= {head + OLD: losses_of(series, splits.test, part, name) for head, part in before.items()}
         shown |= {head + OLD: past_of(series, splits.test, head, part, halves[head]) for head, part in before.items()}
-    about = {
+    described = {
         "version": __version__,
         "torch": torch.__version__,
         "experiment": dataclasses.asdict(dataclasses.replace(experiment, training=last.training)),
@@ -334,7 +331,7 @@ def _result(
         "dates": line.dates,
         "data_sha256": line.data_sha256,
     }
-    return Result(line, checkpoint.save(last.weights, about), to_bytes(losses, shown))
+    return Result(line, checkpoint.save(last.weights, described), to_bytes(losses, shown))
 
 
 def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> Iterator[np.ndarray]:

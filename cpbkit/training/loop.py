@@ -114,9 +114,9 @@ def assemble(
         zero_shot.check(windows)
     names = windows.names
     if training.pooled:
-        names, count = training.pieces(POOLED), len(training.pieces(POOLED))
+        names = training.pieces(POOLED)
         for i, name in enumerate(names):
-            windows.pool(name, range(i, len(windows), count))
+            windows.pool(name, range(i, len(windows), len(names)))
     return windows, Stack(lambda m: zoo.build(m, task, experiment.model), names, training, windows.device, dtype)
 
 
