@@ -139,12 +139,12 @@ def _losses(klines: Klines, horizons: Sequence[int]) -> Iterator[tuple[str, int,
             truth = np.full(count, np.nan)
             truth[: count - horizon] = trailing[target][horizon:]
             truth[~whole] = np.nan
-            naive = _naive(target, trailing[target], levels.get(target), horizon, day)
-            known = np.isfinite(np.column_stack([designs[target], *naive, truth])).all(axis=1)
+            naive, ewmas = _naive(target, trailing[target], levels.get(target), horizon, day)
+            known = np.isfinite(np.column_stack([designs[target], *naive.values(), *ewmas, truth])).all(axis=1)
             rows = np.flatnonzero(known)
             if np.sum(rows < half - horizon) < 5 * designs[target].shape[1]:
                 raise DataError(f"{name}: too few bars without a gap to fit {target}. Ask for a longer range")
-            model, baselines, tested = _walk(target, truth, designs[target], naive, rows, half, horizon)
+            model, baselines, tested = _walk(target, truth, designs[target], naive, ewmas, rows, half, horizon)
             seconds = times[tested] // SECOND_NS
             weight = variance.get(target, np.ones(count))[tested]
             yield target, horizon, Losses(seconds, step, horizon, weight, model, baselines)
@@ -162,17 +162,19 @@ def _over(take: Callable[..., np.ndarray], values: np.ndarray, span: int) -> np.
     return found
 
 
-def _naive(target: str, trailing: np.ndarray, level: np.ndarray | None, horizon: int, day: int) -> list[np.ndarray]:
-    """Return what naive forecasts say at each row without any fit (N,): all but the mean; the EWMAs come last."""
+def _naive(
+    target: str, trailing: np.ndarray, level: np.ndarray | None, horizon: int, day: int
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Return what naive forecasts say at each row without any fit, and EWMAs of a level, which take an offset: (N,)."""
     if level is None:
-        return [np.full(len(trailing), 0.5 if target == "direction" else 0.0)]
+        name, value = ("coin", 0.5) if target == "direction" else ("persistence", 0.0)
+        return {name: np.full(len(trailing), value)}, []
     back = day - horizon if 1 < day and horizon <= day else 0  # bars, to what ended a day before the forecast ends
-    seasonal = pd.Series(trailing).shift(back).to_numpy()
-    smooth = [pd.Series(level).ewm(alpha=1 - d, adjust=False).mean().to_numpy() for d in DECAYS]
-    return [trailing, seasonal, *smooth]
+    ewmas = [pd.Series(level).ewm(alpha=1 - d, adjust=False).mean().to_numpy() for d in DECAYS]
+    return {"persistence": trailing, "seasonal_day": pd.Series(trailing).shift(back).to_numpy()}, ewmas
 
 
-def _walk(target, truth, design, naive, rows, half, horizon) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+def _walk(target, truth, design, naive, ewmas, rows, half, horizon) -> tuple[np.ndarray, dict, np.ndarray]:
     """Refit before each of FOLDS pieces of the second half; return losses (W,) of model, of baselines, and origins."""
     borders = np.linspace(half, len(truth), FOLDS + 1).astype(int)
     pieces: list[dict[str, np.ndarray]] = []
@@ -182,13 +184,11 @@ def _walk(target, truth, design, naive, rows, half, horizon) -> tuple[np.ndarray
         if len(test) == 0:
             continue
         told = {"model": _ridge(truth, design, train, test, horizon), "mean": np.full(len(test), truth[train].mean())}
-        told["coin" if target == "direction" else "persistence"] = naive[0][test]
-        if len(naive) > 1:
-            told["seasonal_day"] = naive[1][test]
-            offsets = [np.mean(truth[train] - smooth[train]) for smooth in naive[2:]]
-            errors = [np.var(truth[train] - smooth[train]) for smooth in naive[2:]]
-            best = int(np.argmin(errors))
-            told["ewma"] = naive[2 + best][test] + offsets[best]
+        told |= {name: y[test] for name, y in naive.items()}
+        if ewmas:
+            errors = [truth[train] - each[train] for each in ewmas]
+            best = int(np.argmin([np.var(error) for error in errors]))
+            told["ewma"] = ewmas[best][test] + np.mean(errors[best])
         if target == "direction":
             told["model"] = np.clip(told["model"], 0, 1)
         pieces.append({name: np.square(truth[test] - y) for name, y in told.items()})

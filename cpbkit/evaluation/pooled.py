@@ -171,12 +171,9 @@ def say_all(losses: Mapping[str, Mapping[str, Losses]], together: Mapping[str, P
     for head, parts in losses.items():
         if old := losses.get(head + OLD):
             pair = compare_pairs({"new": parts, "old": old}).iloc[0]
-            reason = (
-                f"skill {pair['skill %']:+.2f} % ({pair['low %']:+.2f} to {pair['high %']:+.2f}), p {pair['p']:.2g}"
-            )
-            said[f"{head}, new and old"] = (
-                f"{head}, {pair['run']} weights against {pair['other']}: {pair['verdict']}, {reason}"
-            )
+            which = f"{head}, {pair['run']} weights against {pair['other']}"
+            skill = say_skill(*(pair[share] / 100 for share in ("skill %", "low %", "high %")))
+            said[f"{head}, new and old"] = f"{which}: {pair['verdict']}, skill {skill}, p {pair['p']:.2g}"
     return said
 
 

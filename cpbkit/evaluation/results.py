@@ -73,8 +73,8 @@ class ResultLine:
 
     def coverage(self) -> dict[str, dict]:
         """Return what the prediction intervals held, by head, where all of it is told."""
-        whole = {head: told for head, told in self.prediction_intervals.items() if told.keys() >= set(WHOLE)}
-        return {head: told for head, told in whole.items() if told["dates"]}
+        by_head = self.prediction_intervals.items()
+        return {head: told for head, told in by_head if told.keys() >= set(WHOLE) and told["dates"]}
 
     def to_json(self) -> str:
         """Write it as one line of JSON. Errors: ValueError for a number that is not finite."""

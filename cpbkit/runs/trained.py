@@ -119,14 +119,9 @@ class TrainedModel:
             raw = about["scaler"]
             ends = ((raw["lowest"], -math.inf), (raw["highest"], math.inf))
             lowest, highest = (np.array([end if x is None else x for x in row]) for row, end in ends)
-            scaler = Scaler(
-                np.array(raw["input_mean"]),
-                np.array(raw["input_std"]),
-                lowest,
-                highest,
-                np.array(raw["target_scale"]),
-                math.inf if raw["clip"] is None else raw["clip"],
-            )
+            mean, std, scale = (np.array(raw[name]) for name in ("input_mean", "input_std", "target_scale"))
+            clip = math.inf if raw["clip"] is None else raw["clip"]
+            scaler = Scaler(mean, std, lowest, highest, scale, clip)
             _check_numbers(experiment.task, scaler, about.get("intervals", {}))
             return cls(
                 about["series"],
@@ -181,10 +176,8 @@ def _shapes(task: Task, model: Model) -> dict[str, tuple[int, ...]]:
 
 def _check_numbers(task: Task, scaler: Scaler, prediction_intervals: Mapping[str, Mapping]) -> None:
     """Refuse a scaler or prediction intervals that do not fit the task. Errors: RunError."""
-    shapes = {
-        **{name: (len(task.features),) for name in ("input_mean", "input_std", "lowest", "highest")},
-        "target_scale": (len(task.targets),),
-    }
+    shapes = dict.fromkeys(("input_mean", "input_std", "lowest", "highest"), (len(task.features),))
+    shapes["target_scale"] = (len(task.targets),)
     for name, shape in shapes.items():
         if getattr(scaler, name).shape != shape:
             raise RunError(f"{name} of a scaler must have the shape {shape}; got {getattr(scaler, name).shape}")
