@@ -20,13 +20,12 @@ FIT = {"names": [str], "epoch": int, "step": int, "curves": dict, "data": dict, 
 
 def save_fit(state: Fit, data: dict[str, str]) -> bytes:
     """Write where a training stands, at any step; `data` is a fingerprint of each series of its job."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.stack.state().items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in state.stack.state().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if state.stack.weights.is_cuda:
         tensors["rng.cuda"] = torch.cuda.get_rng_state(state.stack.weights.device)
     about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": state.curves, "data": data}
-    about["ended"] = state.ended
-    return _save(tensors, json.dumps(about))
+    return save(tensors, about | {"ended": state.ended}, allow_nan=True)  # of curves of the sick
 
 
 def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
@@ -70,17 +69,14 @@ def read_share(content: bytes, steps: int, epochs: int) -> float:
     return min(1.0, max(0.0, (about["epoch"] + about["step"] / steps) / epochs))
 
 
-def save(tensors: dict[str, Tensor], about: dict) -> bytes:
+def save(tensors: dict[str, Tensor], about: dict, allow_nan: bool = False) -> bytes:
     """Write one model's tensors with what it takes to use them."""
-    return _save({k: v.contiguous() for k, v in tensors.items()}, json.dumps(about, allow_nan=False))
-
-
-def _save(tensors: dict[str, Tensor], about: str) -> bytes:
-    content = safetensors.torch.save(tensors, {META: about})
+    tensors, described = {k: v.contiguous() for k, v in tensors.items()}, json.dumps(about, allow_nan=allow_nan)
+    content = safetensors.torch.save(tensors, {META: described})
     # Two entries of metadata come in a random order from the library, and the same model should have the same bytes.
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    header["__metadata__"][CHECKSUM] = _checksum(tensors, about)
+    header["__metadata__"][CHECKSUM] = _checksum(tensors, described)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors behind it are aligned
     return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[8 + length :]])
