@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,9 +57,8 @@ class Losses:
     def at(self, rows: np.ndarray) -> "Losses":
         """Return the losses of some windows."""
         baselines = {name: loss[rows] for name, loss in self.baselines.items()}
-        return Losses(
-            self.times[rows], self.step_seconds, self.horizon, self.variance[rows], self.model[rows], baselines
-        )
+        each = {name: getattr(self, name)[rows] for name in ("times", "variance", "model")}
+        return replace(self, **each, baselines=baselines)
 
 
 def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str = "") -> Losses:

@@ -63,7 +63,7 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
     A process lives for all its jobs, since starting one costs seconds. retry: for a job whose process is killed.
     Errors: WorkerLost with the job's own traceback, or its exit code when it was killed and there is no retry.
     """
-    waiting = deque(jobs)
+    context, waiting = multiprocessing.get_context("spawn"), deque(jobs)
     workers: dict[Connection, tuple[BaseProcess, str]] = {}
     running: dict[Connection, Any] = {}  # jobs
     told = False  # the workers that they are to end
@@ -77,7 +77,10 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
         vacant = Counter(devices) - Counter(device for _, device in workers.values())
         with _nothing_to_run():
             for device in list(vacant.elements())[: max(0, len(waiting) - len(free))]:
-                pipe, process = _hire(work)
+                pipe, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+                process.start()
+                theirs.close()
                 workers[pipe] = process, device
                 free.append(pipe)
         for pipe in free[: len(waiting)]:
@@ -137,15 +140,6 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
             process.kill()  # they hold nothing that is not here
         for process, _ in workers.values():
             process.join()
-
-
-def _hire(work: Work) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    return ours, process
 
 
 @contextlib.contextmanager
