@@ -7,16 +7,14 @@ import asyncio
 import datetime as dt
 import hmac
 import importlib.resources
-import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -68,58 +66,48 @@ class Live:
 class Guard:
     """What stands before every request: only GET, of a known host, small, and with the token where one is in force."""
 
-    def __init__(self, app: ASGIApp, token: str = "", hosts: tuple[str, ...] = LOOPBACK):
-        self._app, self._token, self._hosts = app, token, hosts
+    def __init__(self, app: ASGIApp, token: str):
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with what is wrong."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send) if scope["type"] == "lifespan" else None
-        headers = Headers(scope=scope)
-        answer = self._refuse(scope, headers)
+        answer = self._refuse(Request(scope))
 
         async def send_safely(message):
             if message["type"] == "http.response.start":
-                more = SAFE | ({"Connection": "close"} if answer else {})
-                message["headers"] = [*message["headers"], *((k.lower().encode(), v.encode()) for k, v in more.items())]
+                MutableHeaders(scope=message).update(SAFE | ({"Connection": "close"} if answer else {}))
             await send(message)
 
         await (answer or self._app)(scope, receive, send_safely)
 
-    def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
-        if scope["method"] not in ("GET", "HEAD"):
+    def _refuse(self, request: Request) -> Response | None:
+        scope, headers = request.scope, request.headers
+        if request.method not in ("GET", "HEAD"):
             return refusal(405, "only GET is answered")
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             return refusal(413, "a request has no body here")
         if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST:
             return refusal(414, f"a path and its query have {LONGEST} characters at most")
-        # A name of somebody else's that leads here (DNS rebinding) must not read what only this machine may.
-        if self._hosts and re.sub(r":\d+$", "", headers.get("host", "")) not in self._hosts:
-            return refusal(421, "this host is not served here")
         if not self._token:
-            return None
-        request = Request(scope)
+            # A name of somebody else's that leads here (DNS rebinding) must not read what only this machine may.
+            known = re.sub(r":\d+$", "", headers.get("host", "")) in LOOPBACK
+            return None if known else refusal(421, "this host is not served here")
         if self._is_right(request.query_params.get("token", "")):
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
             return answer
-        given = headers.get("authorization", "").removeprefix("Bearer ") or _cookie(headers.get("cookie", ""))
+        given = headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(COOKIE, "")
         return None if self._is_right(given) else refusal(401, "a token is needed: open the address with ?token=...")
 
     def _is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
 
-def _cookie(text: str) -> str:
-    try:
-        return getattr(SimpleCookie(text).get(COOKIE), "value", "")
-    except CookieError:
-        return ""
-
-
 def refusal(status: int, error: str) -> Response:
     """Return an answer that says in JSON what was wrong."""
-    return Response(json.dumps({"error": error}), status, media_type="application/json")
+    return JSONResponse({"error": error}, status)
 
 
 def make_app(site: Site, token: str = "") -> ASGIApp:
@@ -148,4 +136,4 @@ def make_app(site: Site, token: str = "") -> ASGIApp:
         return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     routes = [Route("/api/forecast", forecast), Route("/{rest:path}", give)]
-    return Guard(Starlette(routes=routes), token, () if token else LOOPBACK)
+    return Guard(Starlette(routes=routes), token)
