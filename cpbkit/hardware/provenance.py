@@ -53,17 +53,12 @@ def commit(folder: Path) -> str:
 
     A package that is only installed inside somebody's checkout is no part of it, and has none.
     """
-    # A checkout may name a program of its own to watch its files, which `status` would run.
+    # A checkout may name a program of its own to watch its files, which looking for changes would run.
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(folder)]
     try:
-        run = [
-            ["ls-files", "--error-unmatch", "."],
-            ["rev-parse", "--short=10", "HEAD"],
-            ["status", "--porcelain", "--untracked-files=no"],
-        ]
-        texts = [
-            subprocess.run([*git, *line], capture_output=True, text=True, check=True, timeout=20).stdout for line in run
-        ]
+        # The first fails for a package that the checkout does not hold.
+        for words in ("ls-files --error-unmatch .", "describe --always --abbrev=10 --exclude=* --dirty=+"):
+            done = subprocess.run([*git, *words.split()], capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return texts[1].strip() + ("+" if texts[2].strip() else "")
+    return done.stdout.strip()
