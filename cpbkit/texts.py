@@ -1,8 +1,10 @@
 """Texts that may hold what somebody else wrote, made fit to be shown and kept."""
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable
+from typing import TextIO
 
 COLUMNS = 100  # of a line
 # Commands to a terminal (OSC, CSI, single ones), other control characters but tab and line feed, and marks that turn
@@ -21,6 +23,20 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a text as `printable` does, whose line breaks cannot begin a line that looks like one of the kit's."""
     return printable(text).replace("\n", "\\n")
+
+
+def cut(text: str, most: int) -> str:
+    """Shorten a text, which may be one long word, to so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def width_of(stream: TextIO) -> int:
+    """Return how many columns the terminal behind a stream has; the other streams may lead elsewhere."""
+    asked = int(os.environ.get("COLUMNS") or 0)
+    try:
+        return asked or os.get_terminal_size(stream.fileno()).columns or 80  # 0 where nobody has said it
+    except OSError:  # a console of an editor says that it is a terminal, and has no file behind it
+        return 80
 
 
 def redact(text: str) -> str:

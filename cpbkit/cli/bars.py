@@ -22,8 +22,8 @@ from cpbkit.cli.command import (
     which_bars,
     which_rows,
     which_source,
+    with_quote,
 )
-from cpbkit.config.experiment import COINS
 from cpbkit.errors import DataError, SourceError
 
 ALLOWED = {  # what counts in the exit code, and how it is accepted
@@ -156,7 +156,7 @@ def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, a
     else:
         from cpbkit.data.binance import cached_klines
 
-        klines = cached_klines(_symbols(what), intervals or (), market)
+        klines = cached_klines(with_quote((what or "").replace(",", " ").split()), intervals or (), market)
     passports = [each.passport for each in klines.values()]
     if figure:
         from cpbkit.views.market import passport_figure
@@ -172,7 +172,7 @@ def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, a
     cls=Command,
     examples=("cpbkit export --to bars", "cpbkit export BTC,ETH --intervals 1h --to user_data/data --as freqtrade"),
 )
-@click.argument("symbols", metavar="SYMBOLS", required=False)
+@click.argument("symbols", metavar="SYMBOLS", required=False, callback=names)
 @click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: all that is there]")
 @click.option("--market", type=click.Choice(["spot", "um"]), default="spot", show_default=True)
 @click.option("--to", "folder", required=True, type=click.Path(file_okay=False), help="Folder; made where it is not.")
@@ -189,13 +189,8 @@ def export(symbols, intervals, market, folder, kind):
     from cpbkit.data.binance import cached_klines
     from cpbkit.data.export import write_klines
 
-    for path in write_klines(cached_klines(_symbols(symbols), intervals or (), market), folder, kind):
+    for path in write_klines(cached_klines(symbols or (), intervals or (), market), folder, kind):
         click.echo(path)
-
-
-def _symbols(text: str | None) -> tuple[str, ...]:
-    found = (text or "").replace(",", " ").upper().split()
-    return tuple(f"{name}USDT" if name in COINS else name for name in found)
 
 
 def _passport_text(passports, table) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -18,7 +18,7 @@ import click
 from cpbkit.config.experiment import COINS, PARTS, SEARCHED, Experiment, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import NO_ROOM, CpbkitError, DataError, Terminated, UnknownName, check_name
-from cpbkit.texts import one_line, printable
+from cpbkit.texts import cut, one_line, printable, width_of
 
 if TYPE_CHECKING:  # pandas takes its time to load
     import pandas as pd
@@ -116,8 +116,7 @@ def status_line() -> Iterator[Callable[[str], None]]:
         nonlocal said, shown
         text = one_line(text)
         if terminal:
-            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1  # 0 where nobody has said it
-            text = text if len(text) <= width else text[: width - 1] + "…"
+            text = cut(text, width_of(sys.stderr) - 1)
             click.echo("\r" + text.ljust(len(shown)), nl=False, err=True)
             shown = text
         elif time.monotonic() - said > 10:
@@ -139,12 +138,17 @@ def names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] |
     if not found:
         raise click.BadParameter("at least one name")
     if parameter.name == "symbols":
-        found = [f"{name}USDT" if name in COINS else name for name in map(str.upper, found)]  # patterns too: TOP20
+        found = with_quote(found)  # patterns too: TOP20
     if parameter.name == "intervals":
         from cpbkit.data.klines import find_interval
 
         found = [find_interval(name) or name for name in found]  # 60m is 1h
     return tuple(dict.fromkeys(found))
+
+
+def with_quote(symbols: Iterable[str]) -> list[str]:
+    """Return symbols in capitals, coins of the kit with their USDT."""
+    return [f"{name}USDT" if name in COINS else name for name in map(str.upper, symbols)]
 
 
 def _setting(_, __, values: tuple[str, ...]) -> dict:
@@ -189,14 +193,14 @@ def _typed(name: str, text: str, kind: Any):
         raise click.BadParameter(f"{name} is a {kind.__name__}; got {text!r}") from None
 
 
-def _environment(name: str):
-    """Make an option also the environment variable that the called modules and their child processes read."""
+def _variable(option: str, name: str, text: str, **settings):
+    """Make an option that is also the environment variable which the called modules and their child processes read."""
 
     def keep(_, __, value: str | bool | None) -> None:
         if value:
             os.environ[name] = "1" if value is True else value
 
-    return keep
+    return click.option(option, expose_value=False, callback=keep, help=f"{text}  [env: {name}]", **settings)
 
 
 def together(*options):
@@ -225,25 +229,9 @@ which_bars = together(
     click.option("--start", metavar="DAY", help="First UTC day, such as 2025-03-01."),
     click.option("--end", metavar="DAY", help="Last UTC day, inclusive.  [default: today]"),
     click.option("--market", type=click.Choice(["spot", "um"]), help="Spot, or USD-M futures.  [default: spot]"),
-    click.option(
-        "--archive-url",
-        expose_value=False,
-        callback=_environment("CPBKIT_ARCHIVE_URL"),
-        help="A mirror of the archive.  [env: CPBKIT_ARCHIVE_URL]",
-    ),
-    click.option(
-        "--rest-url",
-        expose_value=False,
-        callback=_environment("CPBKIT_REST_URL"),
-        help="A mirror of the REST host.  [env: CPBKIT_REST_URL]",
-    ),
-    click.option(
-        "--allow-unsigned",
-        is_flag=True,
-        expose_value=False,
-        callback=_environment("CPBKIT_ALLOW_UNSIGNED"),
-        help="Take files that have no checksum.  [env: CPBKIT_ALLOW_UNSIGNED]",
-    ),
+    _variable("--archive-url", "CPBKIT_ARCHIVE_URL", "A mirror of the archive."),
+    _variable("--rest-url", "CPBKIT_REST_URL", "A mirror of the REST host."),
+    _variable("--allow-unsigned", "CPBKIT_ALLOW_UNSIGNED", "Take files that have no checksum.", is_flag=True),
 )
 which_source = together(
     click.option(

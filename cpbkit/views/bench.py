@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from cpbkit.quantities import amount
-from cpbkit.views.style import BLUE, FAINT, INK, MUTED, PALE_BLUE, RULE, WIDTH, Picture, beside, look, name_ends
+from cpbkit.views.palette import BLUE, FAINT, INK, MUTED, PALE_BLUE, RULE
+from cpbkit.views.style import WIDTH, Picture, beside, look, name_ends
 
 SIDES = {"loop": FAINT, "loop done well": PALE_BLUE, "engine": BLUE}
 ROW = 30  # pixels
@@ -37,7 +38,7 @@ def bench_figure(document: Mapping) -> Picture:
     axes.set_yticks(range(len(cases)), [case["case"] for case in reversed(cases)])
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: amount(x) if x >= 1 else f"{x:g}"))
+    axes.xaxis.set_major_formatter(lambda x, _: amount(x) if x >= 1 else f"{x:g}")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, labelcolor=MUTED, borderaxespad=0.2)
     axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x")

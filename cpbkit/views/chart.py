@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from cpbkit.views.strip import ACROSS, HIGH, ticks
+from cpbkit.views.strip import ACROSS, HIGH, framed, ticks
 
 POINTS = 240  # drawn of one line at most
 
@@ -50,11 +50,7 @@ def chart(
         for share, text in _calendar(x)
     )
     legend = "".join(f'<span class="cpb-{name}">{escape(name)}</span>' for name in lines)
-    return (
-        f'<div><div>{escape(title)}</div><div class="cpb-legend">{legend}</div><div class="cpb-plot">'
-        f'<svg viewBox="0 0 {ACROSS} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(f"{title}. {spoken}".strip())}">{drawn}</svg>{words}</div></div>'
-    )
+    return framed(title, drawn, words, f"{title}. {spoken}".strip(), f'<div class="cpb-legend">{legend}</div>')
 
 
 def _between(low: float, high: float) -> Sequence[float]:

@@ -6,7 +6,8 @@ from matplotlib.colors import to_rgba
 from cpbkit.evaluation.forecastable import ALL, TARGETS
 from cpbkit.evaluation.verdicts import BEATS, LOSES, TOO_FEW
 from cpbkit.quantities import counted
-from cpbkit.views.style import FAINT, GREEN, INK, RED, SMALL, WIDTH, Picture, label, look
+from cpbkit.views.palette import FAINT, GREEN, INK, RED
+from cpbkit.views.style import SMALL, WIDTH, Picture, above, label, look
 
 ROW = 19.5  # pixels of a series
 FULL = 15.0  # percent of skill that has the full colour
@@ -39,15 +40,7 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
     axes.xaxis.tick_top()
     axes.spines["bottom"].set_visible(False)
     for i, target in enumerate(TARGETS):
-        middle = (i + 0.5) * len(horizons) - 0.5
-        axes.annotate(
-            target,
-            (middle, 1),
-            (0, 22),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="center",
-        )
+        above(axes, (i + 0.5) * len(horizons) - 0.5, target, 22, ha="center")
     sure = table[(table["series"] == ALL) & (table["verdict"] == BEATS)]
     found = [f"{target} {', '.join(map(str, bars))}" for target, bars in sure.groupby("target", sort=False)["bars"]]
     title = f"{len(series) - 1} series at once, better than naive: "

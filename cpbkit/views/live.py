@@ -6,7 +6,6 @@ widgets shows buttons too.
 
 import base64
 import contextvars
-import os
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.hardware.environment import in_notebook
 from cpbkit.quantities import Standing, duration
+from cpbkit.texts import cut, width_of
 from cpbkit.views.controls import WIDGET, Controls, Stop, hear
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.page import status_line
@@ -217,7 +217,7 @@ class Terminal:
     def keep(self, *lines: str) -> None:
         """Write lines that stay."""
         with self._lock:
-            width = min(len(self._shown), _columns(self.stream) - 1)  # of what stands there, which may have been cut
+            width = min(len(self._shown), width_of(self.stream) - 1)  # of what stands there, which may have been cut
             for line in lines:
                 if self._in_place:  # over the line that changes, which comes again below
                     line = "\r" + line.ljust(width)
@@ -233,9 +233,8 @@ class Terminal:
     def _write(self, text: str) -> None:
         self._last, self._shown = self._clock(), text
         if self._in_place:
-            width = _columns(self.stream) - 1  # in the last column some terminals begin a new line
-            text = text if len(text) <= width else text[: width - 1] + "…"
-            text = "\r" + text.ljust(width) + ("\n" if self._over else "")
+            width = width_of(self.stream) - 1  # in the last column some terminals begin a new line
+            text = "\r" + cut(text, width).ljust(width) + ("\n" if self._over else "")
         else:
             text += "\n"
         self.stream.write(text)
@@ -249,15 +248,6 @@ class Terminal:
                     continue
                 if self._in_place or self._clock() - self._last >= self._period:
                     self._write(self._line(f"at it for {duration(silent)}"))
-
-
-def _columns(stream: TextIO) -> int:
-    """Return how wide the terminal behind a stream is; the other streams may lead elsewhere."""
-    asked = int(os.environ.get("COLUMNS") or 0)
-    try:
-        return asked or os.get_terminal_size(stream.fileno()).columns or 80  # 0 where nobody has said it
-    except OSError:  # a console of an editor says that it is a terminal, and has no file behind it
-        return 80
 
 
 def sentence(state: "State") -> str:

@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from cpbkit.evaluation.results import ResultLine, Running, is_synthetic
-from cpbkit.views.style import BLUE, FAINT, GREEN, ORANGE, PALE_BLUE, RED, WIDTH, Picture, label, look, name_ends
+from cpbkit.views.palette import BLUE, FAINT, GREEN, ORANGE, PALE_BLUE, RED
+from cpbkit.views.style import WIDTH, Picture, label, look, name_ends
 
 DASHES = (0, (4, 2.5))
 

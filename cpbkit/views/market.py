@@ -7,27 +7,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from cpbkit.data.klines import INTERVAL_SECONDS, Gap, Klines, Passport, split_name
 from cpbkit.data.traces import STEP_NS
 from cpbkit.errors import DataError
 from cpbkit.quantities import amount, counted
-from cpbkit.views.style import (
-    GREEN,
-    MUTED,
-    ORANGE,
-    ORANGE_FILL,
-    PALE_BLUE,
-    RED,
-    RULE,
-    SMALL,
-    WIDTH,
-    Picture,
-    beside,
-    label,
-    look,
-)
+from cpbkit.views.palette import GREEN, MUTED, ORANGE, ORANGE_FILL, PALE_BLUE, RED, RULE
+from cpbkit.views.style import SMALL, WIDTH, Picture, above, beside, label, look
 
 CANDLES = 240  # drawn at most; more bars are put together
 TOGETHER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96, 192, 384, 672, 1344, 2688)  # bars a candle
@@ -67,8 +54,8 @@ def candle_figure(klines: Klines, start: str | None = None, end: str | None = No
         axes.yaxis.tick_right()
         axes.yaxis.set_major_locator(MaxNLocator(ticks, prune="lower"))  # which would stand beside the last day
         axes.grid(axis="y")
-    price.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    volume.yaxis.set_major_formatter(FuncFormatter(lambda y, _: amount(y)))
+    price.yaxis.set_major_formatter("{x:,.10g}")
+    volume.yaxis.set_major_formatter(lambda y, _: amount(y))
     price.tick_params(labelbottom=False)
     calendar(volume)
     missing = f"{counted(sum(g.bars for g in gaps), 'bar')} missing in {counted(len(gaps), 'gap')}"
@@ -111,16 +98,7 @@ def _gaps(price: Axes, volume: Axes, gaps: Sequence[Gap], step: pd.Timedelta) ->
         room = len(text) * 6.6 * pixel
         at = min(end + 5 * pixel, high - room)
         if at > free:  # a name that would run into the one before it is left to the passport
-            price.annotate(
-                text,
-                (at, 1),
-                (0, -2),
-                size=SMALL,
-                color=ORANGE,
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                va="top",
-            )
+            above(price, at, text, -2, size=SMALL, color=ORANGE, va="top")
             free = at + room
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from cpbkit.views.style import DARK, LIGHT
+from cpbkit.views.palette import DARK, LIGHT
 
 # Who says what theme it has: JupyterLab, VS Code, Colab. Elsewhere the browser's setting decides.
 THEMES = {

@@ -26,8 +26,9 @@ from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
 from cpbkit.views.chart import chart
 from cpbkit.views.loss import lowest, relative
 from cpbkit.views.page import STYLE
+from cpbkit.views.palette import DARK, LIGHT
 from cpbkit.views.panels import sweep_html
-from cpbkit.views.style import DARK, LIGHT, label, stamped
+from cpbkit.views.style import label, stamped
 from cpbkit.views.verdict import skill_frame
 
 PARTS_AT_MOST = 200  # series that have a part of their own; 10,000 would make a page that no browser opens
@@ -69,8 +70,6 @@ def write_report(
     few = [line for line in results if line.series in chosen]
     template = templates().get_template("report.html")
     page = template.render(
-        light=LIGHT,
-        dark=DARK,
         synthetic=is_synthetic(results),
         script=Markup(script),
         script_sha256=digest,
@@ -102,13 +101,15 @@ def write_report(
 
 def templates() -> jinja2.Environment:
     """Return what makes pages of the kit's templates; every value is escaped."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("cpbkit.views"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    made.globals |= {"light": LIGHT, "dark": DARK}
+    return made
 
 
 def _chosen(names: Sequence[str], skills: Mapping[str, float], series: Sequence[str] | None) -> tuple[set[str], str]:
@@ -160,24 +161,20 @@ def _verdicts(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) ->
     for head, group in judged.items():
         found = verdicts.verdicts(group)
         best_first = sorted(group, key=lambda name: -group[name].skill)
+        said = ((name, verdicts.say_worth(group[name], found[name].word)) for name in best_first)
         frame = skill_frame(group)
         heads.append(
             {
                 "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
                 "together": pooled.pool(losses[head]).sentence() if head in losses else "",
-                "worth": _worth(group, found, best_first),
+                # Of the first model that names a price's direction.
+                "worth": next((f"{label(name)}: {worth}" for name, worth in said if worth), ""),
                 "rows": [_verdict_row(name, group[name], found[name], *frame) for name in best_first],
                 "frame": [f"{_number(100 * end, '+.2g')} %" for end in frame],
             }
         )
     labels = {name: label(name) for group in judged.values() for name in group}
     return {"heads": heads, "labels": labels}
-
-
-def _worth(group: Mapping[str, verdicts.Judgement], found: Mapping[str, verdicts.Verdict], order: Sequence[str]) -> str:
-    """Say what the first model of the order that names a price's direction would be worth."""
-    said = ((name, verdicts.say_worth(group[name], found[name].word)) for name in order)
-    return next((f"{label(name)}: {worth}" for name, worth in said if worth), "")
 
 
 def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, low: float, high: float) -> list:

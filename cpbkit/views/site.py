@@ -28,7 +28,7 @@ from cpbkit.runs.settle import Bars
 from cpbkit.runs.trained import Forecast, TrainedModel
 from cpbkit.texts import printable
 from cpbkit.views.report import skill_mark, templates
-from cpbkit.views.style import DARK, LIGHT, label
+from cpbkit.views.style import label
 from cpbkit.views.verdict import skill_frame
 from cpbkit.windows.series import TARGETS
 
@@ -50,15 +50,13 @@ class Site:
         self._judged = verdicts.judgements(line for line in self.results if line.series in self.models)
         self._meanings = {head: verdicts.say_meanings(group) for head, group in self._judged.items()}
 
-    def documents(
-        self, names: Collection[str], bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
-    ) -> dict[str, dict]:
+    def documents(self, names: Collection[str], bars: Mapping[str, Bars] | None = None) -> dict[str, dict]:
         """Return what the page shows of some series, with the forecast of their next bars or why there is none.
 
         bars: by series; None fetches the newest closed ones. In plain JSON types; `forecast.schema.json` says what
         each is.
         """
-        models, now = [self.models[name] for name in names], now or pd.Timestamp.now("UTC")
+        models, now = [self.models[name] for name in names], pd.Timestamp.now("UTC")
         why: dict[str, str] = {}
         found: Mapping[str, Forecast] = {}
         try:
@@ -87,6 +85,7 @@ class Site:
             candles["time"] = [stamp.value // 10**6 for stamp in frame.index]
         kept = self.run.losses(name)
         by_head = past.from_bytes(kept, name) if kept else {}
+        step = next((one.step_seconds for by_target in by_head.values() for one in by_target.values()), 0)
         show = _errors if self.public else _beside_truth
         return {
             "series": name,
@@ -94,7 +93,7 @@ class Site:
             "meanings": {head: said[name] for head, said in self._meanings.items() if name in said},
             "note": f"No forecast of the next bars: {printable(why)}" if told is None else "",
             "synthetic": self.models[name].synthetic,
-            "step_ms": _step_ms(name, by_head),
+            "step_ms": round(1000 * (INTERVAL_SECONDS.get(name.rpartition("_")[2]) or step)),
             "forecast": told,
             "intervals": {
                 head: {"nominal": known["nominal"], "coverage": known["coverage"]}
@@ -148,8 +147,6 @@ class Site:
         experiment = self.run.experiment
         template = templates().get_template("site.html")
         page = template.render(
-            light=LIGHT,
-            dark=DARK,
             title=f"{experiment.preset} · {len(self.models)} series",
             synthetic=is_synthetic(self.results),
             public=self.public,
@@ -199,18 +196,13 @@ def write_page(
     documents = site.documents(site.models, bars)
     if notes := [document["note"] for document in documents.values() if document["note"]]:
         log.warning("%d of %d series: %s. The page says why of each", len(notes), len(documents), notes[0])
-    for name, content in {**files, "index.html": site.index()}.items():
-        _keep(out / name, content)
-    for name, document in documents.items():
-        _keep(out / "series" / f"{name}.js", f"cpbkit({to_json(document)});\n".encode())
+    files |= {f"series/{name}.js": f"cpbkit({to_json(one)});\n".encode() for name, one in documents.items()}
     told = {name: document["forecast"] for name, document in documents.items()}
-    _keep(out / BRAND, to_json({"cpbkit": __version__, "forecasts": told}).encode())
+    files |= {"index.html": site.index(), BRAND: to_json({"cpbkit": __version__, "forecasts": told}).encode()}
+    (out / "series").mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        atomic.write_bytes(out / name, content)
     return out / "index.html"
-
-
-def _keep(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, content)
 
 
 def to_json(document: Mapping) -> str:
@@ -228,11 +220,6 @@ def _plain(value):
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
     return [float(f"{value:.8g}") for value in np.asarray(values, float).tolist()]
-
-
-def _step_ms(name: str, by_head: Mapping[str, Mapping[str, past.Past]]) -> int:
-    kept = next((one.step_seconds for by_target in by_head.values() for one in by_target.values()), 0)
-    return round(1000 * (INTERVAL_SECONDS.get(name.rpartition("_")[2]) or kept))
 
 
 def _relative(told: dict, experiment: Experiment) -> dict:

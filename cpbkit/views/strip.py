@@ -76,10 +76,14 @@ def _strip(title, kind, time, curves, end, top=None, events=()) -> str:
         words += f'<span class="cpb-x" style="left:{100 * tick * unit / end:.1f}%">{text}</span>'
     for tick in ticks(top, 4):
         words += f'<span class="cpb-y" style="bottom:{100 * tick / top:.1f}%">{tick:g}</span>'
-    title = escape(title)
+    return framed(title, drawn, words, f"{title}, over {end / unit:.3g} {name}")
+
+
+def framed(title: str, drawn: str, words: str, spoken: str, legend: str = "") -> str:
+    """Put what is drawn in units of ACROSS and HIGH under its title; `words` stand at its axes, placed in percent."""
     return (
-        f'<div><div>{title}</div><div class="cpb-plot"><svg viewBox="0 0 {ACROSS} {HIGH}" preserveAspectRatio="none" '
-        f'role="img" aria-label="{title}, over {end / unit:.3g} {name}">{drawn}</svg>{words}</div></div>'
+        f'<div><div>{escape(title)}</div>{legend}<div class="cpb-plot"><svg viewBox="0 0 {ACROSS} {HIGH}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{escape(spoken)}">{drawn}</svg>{words}</div></div>'
     )
 
 

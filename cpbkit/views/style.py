@@ -1,4 +1,4 @@
-"""One look for every figure: colours, type sizes, names and numbers as people read them."""
+"""One look for every figure: type sizes, places, and names as people read them."""
 
 import contextlib
 import io
@@ -11,40 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D
 
-INK, MUTED, FAINT, RULE, PAPER = "#1f2933", "#66717d", "#a5adb6", "#e6e9ed", "#ffffff"
-BLUE, PALE_BLUE, BLUE_FILL = "#1f6fb2", "#9bb8d3", "#c6daeb"
-GREEN, GREEN_FILL, ORANGE, ORANGE_FILL, RED = "#2a8f5b", "#d4e8de", "#c2571a", "#f3dfd3", "#b3261e"
-# What pages call them, and what they become on a dark one.
-LIGHT = {
-    "ink": INK,
-    "muted": MUTED,
-    "faint": FAINT,
-    "rule": RULE,
-    "paper": PAPER,
-    "blue": BLUE,
-    "pale-blue": PALE_BLUE,
-    "blue-fill": BLUE_FILL,
-    "green": GREEN,
-    "green-fill": GREEN_FILL,
-    "orange": ORANGE,
-    "orange-fill": ORANGE_FILL,
-    "red": RED,
-}
-DARK = {
-    "ink": "#e8ebef",
-    "muted": "#9aa5b1",
-    "faint": "#6b7682",
-    "rule": "#323b45",
-    "paper": "#161b21",
-    "blue": "#5aa5e6",
-    "pale-blue": "#4a6f92",
-    "blue-fill": "#22405c",
-    "green": "#4fbd84",
-    "green-fill": "#1f4230",
-    "orange": "#e8884f",
-    "orange-fill": "#50301d",
-    "red": "#ef6b62",
-}
+from cpbkit.views.palette import INK, MUTED, PAPER, RULE
+
 DPI = 100  # one unit of a figure's paper is one pixel at this resolution
 WIDTH = 1280  # pixels; about the width of an output cell
 SMALL = 10  # points of what stands at rows and ticks: on a page of 1000 px a figure has two thirds of its size
@@ -138,16 +106,15 @@ class Picture(Figure):
 
 def beside(axes: Axes, y: float, text: str, colour: str, size: float = SMALL) -> None:
     """Write text to the right of the axes at a height of its data."""
+    place = axes.get_yaxis_transform()
     axes.annotate(
-        text,
-        (1, y),
-        (8, 0),
-        color=colour,
-        size=size,
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        va="center",
+        text, (1, y), (8, 0), color=colour, size=size, va="center", xycoords=place, textcoords="offset points"
     )
+
+
+def above(axes: Axes, x: float, text: str, rise: float, **look) -> None:
+    """Write text over the axes, or below their upper edge, at an x of its data; `rise` is in points."""
+    axes.annotate(text, (x, 1), (0, rise), xycoords=axes.get_xaxis_transform(), textcoords="offset points", **look)
 
 
 def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], share: float = 0.055) -> None:
@@ -163,11 +130,6 @@ def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], share: float =
 def stamped(title: str, synthetic: bool) -> str:
     """Mark a title so that no picture of made-up bars passes for a market."""
     return f"SYNTHETIC · {title}" if synthetic else title
-
-
-def cut(name: str, most: int) -> str:
-    """Shorten a name, which may be one long word, to so many characters."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def label(series: str) -> str:

@@ -7,32 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import date2num
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from cpbkit.evaluation import metrics, verdicts
 from cpbkit.evaluation.results import ResultLine, group_heads, is_synthetic
 from cpbkit.evaluation.verdicts import Judgement, Verdict
 from cpbkit.quantities import counted
+from cpbkit.texts import cut
 from cpbkit.views.loss import DASHES
 from cpbkit.views.market import calendar
-from cpbkit.views.style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PALE_BLUE,
-    RED,
-    SMALL,
-    WIDTH,
-    Picture,
-    beside,
-    cut,
-    label,
-    look,
-    name_ends,
-)
+from cpbkit.views.palette import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PALE_BLUE, RED
+from cpbkit.views.style import SMALL, WIDTH, Picture, beside, label, look, name_ends
 
 if TYPE_CHECKING:  # two of them load torch, which drawing does not need
     import pandas as pd
@@ -99,7 +84,7 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     axes.set_yticks(range(len(order)), [label(name) for name in order])
     axes.grid(axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}".replace("-", "−")))
+    axes.xaxis.set_major_formatter("{x:g}")
     ahead = {j.horizon for j in group.values()}
     baselines = {j.best_baseline for j in group.values()}
     bars = counted(ahead.pop(), "bar") if len(ahead) == 1 else "several bars"
@@ -183,7 +168,7 @@ def forecast_figure(
         axes.set_title(title, size=SMALL, color=MUTED, pad=6)
         axes.grid(axis="y")
         axes.set_xlim(times[0], times[-1])
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
+        axes.yaxis.set_major_formatter("{x:,.10g}")
     moves.yaxis.set_major_locator(MaxNLocator(4))
     level.tick_params(labelbottom=False)
     calendar(moves)

@@ -3,25 +3,13 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from cpbkit.quantities import counted
+from cpbkit.texts import cut
 from cpbkit.views.loss import DASHES
-from cpbkit.views.style import (
-    BLUE,
-    FAINT,
-    INK,
-    MUTED,
-    ORANGE,
-    SMALL,
-    WIDTH,
-    Picture,
-    beside,
-    cut,
-    label,
-    look,
-    name_ends,
-)
+from cpbkit.views.palette import BLUE, FAINT, INK, MUTED, ORANGE
+from cpbkit.views.style import SMALL, WIDTH, Picture, beside, label, look, name_ends
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.splits import split
 
@@ -68,7 +56,7 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         axes.set_title(title, size=SMALL, color=MUTED, pad=6)
         axes.spines["bottom"].set_visible(False)
     right.grid(axis="y")
-    right.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}".replace("-", "−")))
+    right.yaxis.set_major_formatter("{x:,.10g}")
     right.yaxis.set_major_locator(MaxNLocator(5))
     what = f"{counted(len(task.features), 'column')} of {counted(task.context, rows)} in"
     out = f"{', '.join(series.targets)} of {counted(task.horizon, rows)} out"
