@@ -13,7 +13,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from cpbkit import quantities
+from cpbkit import quantities, texts
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.klines import Gap, Passport, validate
@@ -22,7 +22,7 @@ from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.evaluation.training_checks import Check, check_results
 from cpbkit.evaluation.verdicts import Judgement
-from cpbkit.views import strip, style
+from cpbkit.views import palette, strip, style
 from cpbkit.views.loss import loss_figure, relative
 from cpbkit.views.market import candle_figure, passport_figure
 from cpbkit.views.panels import PANEL_X, PANEL_Y, Frame, SweepPicture, sweep_html
@@ -429,7 +429,7 @@ def test_verdicts_are_drawn_best_first_in_the_colour_of_their_word():
             j = group[name]
             np.testing.assert_allclose(bar.get_xdata(), [100 * j.skill_low, 100 * j.skill_high])
             np.testing.assert_allclose(dot.get_xdata(), [100 * j.skill])
-            colour = {"BEATS": style.GREEN, "TIES": style.FAINT, "LOSES": style.RED}[words[name].word]
+            colour = {"BEATS": palette.GREEN, "TIES": palette.FAINT, "LOSES": palette.RED}[words[name].word]
             assert to_hex(bar.get_color()) == to_hex(dot.get_color()) == colour
         said = [t.get_text() for t in axes.texts]
         assert said == [words[name].word for name in order if words[name].word != "TIES"] and len(said) == 4
@@ -524,9 +524,11 @@ def test_each_passport_is_a_strip_with_its_gaps():
     strips = [(c.get_facecolor()[0], path) for c in axes.collections for path in c.get_paths()]
     colours = [to_hex(colour) for colour, _ in strips]
     assert (
-        colours.count(style.PALE_BLUE) == 40 and colours.count(style.MUTED) == 40 and colours.count(style.ORANGE) == 1
+        colours.count(palette.PALE_BLUE) == 40
+        and colours.count(palette.MUTED) == 40
+        and colours.count(palette.ORANGE) == 1
     )
-    (missing,) = (path.vertices for colour, path in strips if to_hex(colour) == style.ORANGE)
+    (missing,) = (path.vertices for colour, path in strips if to_hex(colour) == palette.ORANGE)
     assert missing[:, 1].mean() == pytest.approx([p.series for p in passports].index("LTCUSDT_1h"), abs=0.3)
     assert title_of(figure).startswith("39 of 40 series hold every bar that was traded; 10 bars missing")
     pixel = np.diff(axes.get_xlim()) / (style.WIDTH - 96 - 250)
@@ -585,7 +587,7 @@ def test_every_check_is_a_mark_in_the_health_picture():
     (axes,) = figure.axes
     marks = {to_hex(line.get_color()): len(line.get_xdata()) for line in axes.lines}
     count = {word: sum(c.verdict == word for c in checks) for word in ("OK", "NOTE", "SICK")}
-    assert marks == {style.GREEN: count["OK"], style.ORANGE: count["NOTE"], style.RED: count["SICK"]}
+    assert marks == {palette.GREEN: count["OK"], palette.ORANGE: count["NOTE"], palette.RED: count["SICK"]}
     assert title_of(figure).startswith("SYNTHETIC · 38 of 40 models trained soundly") and "2 sick" in title_of(figure)
 
 
@@ -615,7 +617,7 @@ def every_figure(synthetic: bool):
 
 
 def test_a_long_name_keeps_its_beginning():
-    assert style.cut("bandwidth-f1576f", 14) == "bandwidth-f15…" and style.cut("quick-f742d7", 12) == "quick-f742d7"
+    assert texts.cut("bandwidth-f1576f", 14) == "bandwidth-f15…" and texts.cut("quick-f742d7", 12) == "quick-f742d7"
 
 
 def test_no_text_leaves_its_picture():
