@@ -14,16 +14,15 @@ BARS = 5000  # as many as the loop in circulation takes
 START = dt.date(2025, 1, 1)
 
 
-def symbols(count: int) -> tuple[str, ...]:
-    """Return so many symbols: the kit's twenty coins, then made-up ones."""
-    return (SYMBOLS + tuple(f"COIN{i:03d}USDT" for i in range(len(SYMBOLS), count)))[:count]
-
-
 def make_bars(count: int, bars: int = 0) -> dict[str, Klines]:
-    """Draw so many series of the seeded market, whole days, at least so many bars each; 0 takes BARS."""
+    """Draw so many series of the seeded market, whole days, at least so many bars each; 0 takes BARS.
+
+    They are of the kit's twenty coins, then of made-up ones.
+    """
+    symbols = (*SYMBOLS, *(f"COIN{i:03d}USDT" for i in range(len(SYMBOLS), count)))[:count]
     days = math.ceil((bars or BARS) * INTERVAL_SECONDS[INTERVAL] / 86_400)
     end = START + dt.timedelta(days=days - 1)
-    return make_market(symbols(count), [INTERVAL], START.isoformat(), end.isoformat())
+    return make_market(symbols, [INTERVAL], START.isoformat(), end.isoformat())
 
 
 def make_series(task: Task, count: int, bars: int = 0) -> tuple[Series, ...]:

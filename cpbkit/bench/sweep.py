@@ -66,7 +66,12 @@ def bench_sweep(
     effort = QUICK if quick else FULL
     cases, left_out = choose_cases(presets, quick)
     document = {"bench": "sweep", **provenance.describe(), "models": models, "device": device().type}
-    document["matmul"] = measure_ceilings(cases, say)
+    say("the machine's own ceiling")
+    places = 1 if torch.cuda.is_available() else count_cores()
+    precisions = sorted({experiment.training.precision for experiment in cases.values()})
+    document["matmul"] = {
+        name: places * gauges.matmul_rate(device(), name) for name in precisions
+    }  # operations a second
     rows = []
     with Workers(count_workers()) as workers:
         for name, experiment in cases.items():
@@ -110,22 +115,13 @@ def choose_cases(presets: Sequence[str] | None, quick: bool) -> tuple[dict[str, 
 
 def count_workers() -> int:
     """Return how many processes a plan for this machine can ask for."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    places = gpus or count_cores()
+    places = torch.cuda.device_count() or count_cores()
     return places if places > 1 else 0
 
 
 def device() -> torch.device:
     """Return where the steps run."""
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-
-
-def measure_ceilings(cases: dict[str, Experiment], say: Say) -> dict[str, float]:
-    """Measure what this machine can do at most in each precision that occurs: operations a second."""
-    say("the machine's own ceiling")
-    places = 1 if torch.cuda.is_available() else count_cores()
-    precisions = {experiment.training.precision for experiment in cases.values()}
-    return {name: places * gauges.matmul_rate(device(), name) for name in sorted(precisions)}
 
 
 def count_flops(experiment: Experiment) -> int:

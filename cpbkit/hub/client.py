@@ -117,14 +117,13 @@ def ask(what: str, call: Callable[[], Answer]) -> Answer:
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
     """Let the client draw no bar per file: they are widgets, of which a saved notebook keeps the 0 % they began at."""
-    if are_progress_bars_disabled():
-        yield
-        return
+    wanted = not are_progress_bars_disabled()
     disable_progress_bars()
     try:
         yield
     finally:
-        enable_progress_bars()
+        if wanted:
+            enable_progress_bars()
 
 
 def read(api: HfApi, repo: str, name: str, revision: str, limit: int, kind: str = "model") -> bytes:

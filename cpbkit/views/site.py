@@ -149,7 +149,6 @@ class Site:
         page = template.render(
             title=f"{experiment.preset} · {len(self.models)} series",
             synthetic=is_synthetic(self.results),
-            public=self.public,
             live=live,
             glances=glances,
             choices=self._choices(),
