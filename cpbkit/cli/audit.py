@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cpbkit.cli.command import (
-    Command,
     add_features,
     as_json,
+    make_command,
     merge_settings,
     settle_as_told,
     show,
@@ -30,15 +30,12 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from cpbkit.api import Retraining
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "cpbkit audit runs/first --symbols BTC --epochs 3",
-        "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --placebos 5",
-        "cpbkit audit --table load.csv --set targets=load --set context=96 --epochs 3",
-        "cpbkit audit --calibration",
-        "cpbkit audit --inject",
-    ),
+@make_command(
+    "cpbkit audit runs/first --symbols BTC --epochs 3",
+    "cpbkit audit --source synthetic --start 2025-01-01 --end 2025-03-31 --epochs 3 --placebos 5",
+    "cpbkit audit --table load.csv --set targets=load --set context=96 --epochs 3",
+    "cpbkit audit --calibration",
+    "cpbkit audit --inject",
 )
 @click.argument("folder", metavar="[RUN]", required=False, type=click.Path(file_okay=False))
 @which_settings
@@ -102,13 +99,9 @@ def audit(
     document = {name: findings.to_dict(orient="records") for name, findings in found.items()}
     if folder:
         RunFolder(folder).keep_audit(document)
-
-    def text() -> str:
-        return "\n\n".join(f"{name}\n{findings.to_string(index=False)}" for name, findings in found.items())
-
-    show(document, as_json, text)
-    if any(finding["verdict"] == "FAIL" for findings in document.values() for finding in findings):
-        raise click.exceptions.Exit(1)
+    failed = any(finding["verdict"] == "FAIL" for findings in document.values() for finding in findings)
+    told = (f"{name}\n{findings.to_string(index=False)}" for name, findings in found.items())
+    show(document, as_json, lambda: "\n\n".join(told), failed)
 
 
 def _choose(

@@ -9,10 +9,10 @@ import click
 
 from cpbkit.cli import command
 from cpbkit.cli.command import (
-    Command,
     Commands,
     as_json,
     change_settings,
+    make_command,
     merge_settings,
     names,
     settle_as_told,
@@ -26,10 +26,6 @@ from cpbkit.cli.command import (
 )
 from cpbkit.errors import DataError, SourceError
 
-ALLOWED = {  # what counts in the exit code, and how it is accepted
-    "unexplained": ("missing bars may stay unexplained", "--allow-gaps"),
-    "doubts": ("bars may be in doubt (sources or rows that disagree, prices a factor of ten off)", "--allow-doubts"),
-}
 allowances = together(
     click.option("--allow-gaps", type=click.IntRange(0), default=0, help="Accept so many unexplained missing bars."),
     click.option(
@@ -41,14 +37,11 @@ allowances = together(
 )
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "cpbkit fetch --symbols BTC,ETH --intervals 1h --days 90",
-        "cpbkit fetch --symbols SOL --intervals 15m --start 2021-01-01 --end 2021-12-31 --allow-gaps 20",
-        "cpbkit fetch --symbols top20 --intervals 1h --start 2025-01-01 --verify",
-        "cpbkit fetch",
-    ),
+@make_command(
+    "cpbkit fetch --symbols BTC,ETH --intervals 1h --days 90",
+    "cpbkit fetch --symbols SOL --intervals 15m --start 2021-01-01 --end 2021-12-31 --allow-gaps 20",
+    "cpbkit fetch --symbols top20 --intervals 1h --start 2025-01-01 --verify",
+    "cpbkit fetch",
 )
 @which_bars
 @click.option("--refresh", is_flag=True, help="Fetch anew what the cache has of these dates.")
@@ -89,7 +82,7 @@ def fetch(refresh, verify, allow_gaps, allow_doubts, as_json, **given):
     _show_passports([*passports.values()], as_json)
     if failures:
         raise failures[0] if len(failures) == 1 else SourceError("\n".join(map(str, failures)))
-    _check_allowed([*passports.values()], {"unexplained": allow_gaps, "doubts": allow_doubts})
+    _check_allowed(passports.values(), allow_gaps, allow_doubts)
 
 
 def _all_that_is_cached() -> list[tuple]:
@@ -117,22 +110,22 @@ def _show_passports(passports, as_json: bool) -> None:
         show([p.to_dict() for p in passports], as_json, lambda: _passport_text(passports, passport_table(passports)))
 
 
-def _check_allowed(passports, allowed: dict[str, int]) -> None:
+def _check_allowed(passports, gaps: int, doubts: int) -> None:
     """Raise DataError where more is missing or in doubt than was accepted."""
-    for name, most in allowed.items():
+    doubtful = "bars may be in doubt (sources or rows that disagree, prices a factor of ten off)"
+    for name, most, what, option in (
+        ("unexplained", gaps, "missing bars may stay unexplained", "--allow-gaps"),
+        ("doubts", doubts, doubtful, "--allow-doubts"),
+    ):
         got = sum(getattr(passport, name) for passport in passports)
         if got > most:
-            what, option = ALLOWED[name]
             raise DataError(
                 f"at most {most} {what}; got {got}. They are listed above; accept them with {option} {got}, or ask "
                 "for another range"
             )
 
 
-@click.command(
-    cls=Command,
-    examples=("cpbkit passport bars/", "cpbkit passport BTC,ETH --intervals 1h --figure passport.png"),
-)
+@make_command("cpbkit passport bars/", "cpbkit passport BTC,ETH --intervals 1h --figure passport.png")
 @click.argument("what", metavar="PATH|SYMBOLS", required=False)
 @click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: all that is there]")
 @click.option("--market", type=click.Choice(["spot", "um"]), default="spot", show_default=True, help="Of cached bars.")
@@ -163,15 +156,12 @@ def passport(what, intervals, market, venue, figure, allow_gaps, allow_doubts, a
 
         passport_figure(passports).savefig(figure)
     _show_passports(passports, as_json)
-    _check_allowed(passports, {"unexplained": allow_gaps, "doubts": allow_doubts})
+    _check_allowed(passports, allow_gaps, allow_doubts)
     if refused:
         raise DataError(f"{len(refused)} of the files or series cannot be used; they are listed above as not taken")
 
 
-@click.command(
-    cls=Command,
-    examples=("cpbkit export --to bars", "cpbkit export BTC,ETH --intervals 1h --to user_data/data --as freqtrade"),
-)
+@make_command("cpbkit export --to bars", "cpbkit export BTC,ETH --intervals 1h --to user_data/data --as freqtrade")
 @click.argument("symbols", metavar="SYMBOLS", required=False, callback=names)
 @click.option("--intervals", callback=names, help="Such as 15m,1h.  [default: all that is there]")
 @click.option("--market", type=click.Choice(["spot", "um"]), default="spot", show_default=True)
@@ -196,8 +186,7 @@ def export(symbols, intervals, market, folder, kind):
 def _passport_text(passports, table) -> str:
     """Show what there is: the columns that say something, each gap once with its series, the notes."""
     core = ["first", "last", "expected", "got", "missing"]
-    counts = ["unexplained", "zero_volume", "flat", "dropped", "jumps", "conflicts", "tenfold", "disagreements"]
-    counts += ["checked"]
+    counts = "unexplained zero_volume flat dropped jumps conflicts tenfold disagreements checked".split()
     blocks = [table[core + [name for name in counts if table[name].any()]].rename_axis(None).to_string()]
     gaps: dict = {}
     for passport in passports:
@@ -222,10 +211,10 @@ def _horizons(_, __, text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"bars, such as 1,4,24; got {text!r}") from None
 
 
-@click.command(
-    "map",
-    cls=Command,
-    examples=("cpbkit map --intervals 1h --days 180", "cpbkit map --files my/bars --horizons 1,12 --figure map.png"),
+@make_command(
+    "cpbkit map --intervals 1h --days 180",
+    "cpbkit map --files my/bars --horizons 1,12 --figure map.png",
+    name="map",
 )
 @which_source
 @which_bars
@@ -265,9 +254,8 @@ def _cache_command(name: str, text: str):
 
         store = Store()
         entries = [dataclasses.asdict(entry) for entry in getattr(store, name)(market, series)]
-        show(entries, as_json, lambda: _entries_text(store.folder, entries))
-        if name == "verify" and any(entry["problem"] for entry in entries):
-            raise click.exceptions.Exit(1)
+        failed = name == "verify" and any(entry["problem"] for entry in entries)
+        show(entries, as_json, lambda: _entries_text(store.folder, entries), failed)
 
 
 def _entries_text(folder, entries: list[dict]) -> str:
@@ -286,12 +274,9 @@ _cache_command("verify", "Read every file to the last bit; exit code 1 where one
 _cache_command("remove", "Remove files, and list them.")
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "cpbkit series load.csv --horizon 24",
-        "cpbkit series ETTh1.csv --model nlinear --context 336 --horizon 96 --train 8640 --val 2880 --test 2880",
-    ),
+@make_command(
+    "cpbkit series load.csv --horizon 24",
+    "cpbkit series ETTh1.csv --model nlinear --context 336 --horizon 96 --train 8640 --val 2880 --test 2880",
 )
 @click.argument("file", type=click.Path())
 @click.option("--model", default="dlinear", show_default=True, help="A preset, or persistence.")

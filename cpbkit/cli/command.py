@@ -77,6 +77,11 @@ class Command(click.Command):
             context.exit(1)
 
 
+def make_command(*examples: str, **settings):
+    """Return the decorator of a command whose help ends in these examples."""
+    return click.command(cls=Command, examples=examples, **settings)
+
+
 def _debug(context: click.Context, _, value: bool) -> None:
     context.meta["debug"] = value
     logging.basicConfig(level=logging.DEBUG if value else logging.WARNING, format="%(levelname)s %(message)s")
@@ -101,9 +106,11 @@ class Commands(click.Group):
         return list(self.commands)
 
 
-def show(document, as_json: bool, text: Callable[[], str]) -> None:
-    """Print a document as JSON, or the text a person reads."""
+def show(document, as_json: bool, text: Callable[[], str], failed: object = False) -> None:
+    """Print a document as JSON, or the text a person reads; end with exit code 1 where something failed."""
     click.echo(json.dumps(document, indent=2) if as_json else printable(text()))
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 @contextlib.contextmanager

@@ -8,22 +8,19 @@ from pathlib import Path
 
 import click
 
-from cpbkit.cli.command import Command, any_setting, as_json, show, status_line, wrong_usage
+from cpbkit.cli.command import any_setting, as_json, make_command, show, status_line, wrong_usage
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS, TRAINED
 
 
-@click.command(
-    cls=Command,
+@make_command(
+    "cpbkit doctor",
+    "cpbkit doctor train.py --epochs 2",
+    "cpbkit doctor --json train.py > before.json",
+    "cpbkit doctor --compare before.json after.json",
+    "cpbkit doctor --preset gru",
+    "cpbkit doctor --inject",
     context_settings={"allow_interspersed_args": False},  # what follows is the script's
-    examples=(
-        "cpbkit doctor",
-        "cpbkit doctor train.py --epochs 2",
-        "cpbkit doctor --json train.py > before.json",
-        "cpbkit doctor --compare before.json after.json",
-        "cpbkit doctor --preset gru",
-        "cpbkit doctor --inject",
-    ),
 )
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -63,9 +60,8 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
             watched, ended = run_script(script, arguments, live=not as_json)
         if ended:
             click.echo(ended, err=True)
-        show(watched.to_dict() | {"ended": ended}, as_json, watched.report)
-        if ended.startswith("the script failed"):
-            raise click.exceptions.Exit(1)
+        failed = ended.startswith("the script failed")
+        show(watched.to_dict() | {"ended": ended}, as_json, watched.report, failed)
     elif preset:
         from cpbkit.gpu_check.doctor import diagnose, preset_step, render
 
@@ -74,9 +70,7 @@ def doctor(script, arguments, preset, settings, seconds, inject, compare, as_jso
         with status_line() as say:
             say(f"measuring a step of {preset}, about {seconds:.0f} s")
             examination = diagnose(preset_step(experiment), seconds)
-        show(examination.to_dict(), as_json, lambda: render(examination))
-        if examination.failure:
-            raise click.exceptions.Exit(1)
+        show(examination.to_dict(), as_json, lambda: render(examination), examination.failure)
     else:
         from cpbkit.data.reach import try_hosts
         from cpbkit.gpu_check.findings import check_environment
@@ -93,7 +87,7 @@ def _timed_presets() -> Path:
     return cache_folder() / "bench_presets.json"
 
 
-@click.command(cls=Command, examples=("cpbkit presets", "cpbkit bench presets --quick"))
+@make_command("cpbkit presets", "cpbkit bench presets --quick")
 @as_json
 def presets(as_json):
     """Say what each preset is, how large, where it comes from, and which one to take here.
@@ -107,11 +101,8 @@ def presets(as_json):
     show(rows, as_json, lambda: render_presets(rows))
 
 
-BENCHMARKS = ("sweep", "presets", "doctor")
-
-
-@click.command(cls=Command, examples=("cpbkit bench sweep --quick", "cpbkit bench sweep --peers --out bench.json"))
-@click.argument("what", type=click.Choice(BENCHMARKS))
+@make_command("cpbkit bench sweep --quick", "cpbkit bench sweep --peers --out bench.json")
+@click.argument("what", type=click.Choice(["sweep", "presets", "doctor"]))
 @click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
 @click.option("--peers", is_flag=True, help="With sweep: also time neuralforecast and darts, installed for it.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the figures as JSON too, with sweep also as PNG.")

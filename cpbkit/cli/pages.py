@@ -4,11 +4,11 @@ import socket
 
 import click
 
-from cpbkit.cli.command import Command, run_folder, status_line, trust_code
+from cpbkit.cli.command import make_command, run_folder, status_line, trust_code
 from cpbkit.errors import CpbkitError
 
 
-@click.command(cls=Command, examples=("cpbkit page runs/quick", "cpbkit page runs/quick --out site --public"))
+@make_command("cpbkit page runs/quick", "cpbkit page runs/quick --out site --public")
 @run_folder
 @click.option("--out", type=click.Path(file_okay=False), help="Where to write it.  [default: page in the RUN]")
 @click.option("--public", is_flag=True, help="Without any bar, fit to be shown around.")
@@ -26,7 +26,7 @@ def page(folder, out, public, trust_code):
     click.echo(link)
 
 
-@click.command(cls=Command, examples=("cpbkit serve runs/quick", "cpbkit serve runs/quick --port 9000"))
+@make_command("cpbkit serve runs/quick", "cpbkit serve runs/quick --port 9000")
 @run_folder
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Any other needs a token, CPBKIT_TOKEN or a new one."

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from cpbkit.cli.command import (
-    Command,
     as_json,
     is_moving,
+    make_command,
     names,
     run_folder,
     settle_as_told,
@@ -36,7 +36,7 @@ REPORT_SECONDS, REPORT_SECONDS_EACH = 2.0, 0.05  # that a report and the verdict
 SILENT = 10.0  # s after which the last word of a sweep is told with its age
 
 
-@click.command(cls=Command, examples=("cpbkit demo", "cpbkit demo --run runs/first"))
+@make_command("cpbkit demo", "cpbkit demo --run runs/first")
 @click.option("--run", "folder", default="runs/demo", show_default=True, help="Run folder.")
 def demo(folder):
     """Sweep 40 models on the seeded market: the whole way, in a minute or two."""
@@ -44,12 +44,9 @@ def demo(folder):
     _sweep(experiment, folder, as_json=False)
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "cpbkit sweep --source synthetic --start 2025-01-01 --end 2025-03-31",
-        "cpbkit sweep --preset quick --start 2025-03-01 --end 2025-06-30 --intervals 15m --run runs/real",
-    ),
+@make_command(
+    "cpbkit sweep --source synthetic --start 2025-01-01 --end 2025-03-31",
+    "cpbkit sweep --preset quick --start 2025-03-01 --end 2025-06-30 --intervals 15m --run runs/real",
 )
 @which_settings
 @which_source
@@ -115,7 +112,7 @@ def _as_begun(folder: str) -> dict:
     return {"symbols": data.symbols, "start": data.start, "end": data.end, "days": None}
 
 
-@click.command(cls=Command, examples=("cpbkit smoke", "cpbkit smoke --preset gru --epochs 1"))
+@make_command("cpbkit smoke", "cpbkit smoke --preset gru --epochs 1")
 @which_settings
 @as_json
 def smoke(as_json, **given):
@@ -167,9 +164,7 @@ def smoke(as_json, **given):
         lines += [f"one batch by heart: {batch.evidence}", *(f"not as expected: {name}" for name in wrong)]
         return "\n".join([*lines, *sick, "Not sound." if wrong or sick else "Sound."])
 
-    show(document, as_json, text)
-    if wrong or sick:
-        raise click.exceptions.Exit(1)
+    show(document, as_json, text, wrong or sick)
 
 
 def _preview(experiment: Experiment, as_json: bool, **place) -> None:
@@ -264,7 +259,7 @@ def _verdict_text(table) -> str:
     return "\n".join([text, *(note for name, note in notes.items() if name in shown), *worth[:1]])
 
 
-@click.command(cls=Command, examples=("cpbkit status runs/quick",))
+@make_command("cpbkit status runs/quick")
 @run_folder
 @as_json
 def status(folder, as_json):
@@ -307,7 +302,7 @@ def status(folder, as_json):
     show(document, as_json, text)
 
 
-@click.command(cls=Command, examples=("cpbkit stop runs/quick", "cpbkit stop runs/quick BTCUSDT_1h"))
+@make_command("cpbkit stop runs/quick", "cpbkit stop runs/quick BTCUSDT_1h")
 @run_folder
 @click.argument("series", nargs=-1)
 @click.option("--after-epoch", is_flag=True, help="End all models with the running epoch, and judge them as they are.")
@@ -324,12 +319,9 @@ def stop(folder, series, after_epoch):
     click.echo(f"{what}: asked to end, which takes a step or an epoch; `cpbkit status {folder}` says how far it is")
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "cpbkit refit runs/first --until 2025-09-30",
-        "cpbkit refit runs/first --until 2025-09-30 --from-zero --run runs/anew",
-    ),
+@make_command(
+    "cpbkit refit runs/first --until 2025-09-30",
+    "cpbkit refit runs/first --until 2025-09-30 --from-zero --run runs/anew",
 )
 @run_folder
 @click.option("--until", metavar="DAY", required=True, help="Last UTC day of the bars, later than the RUN's.")
@@ -355,7 +347,7 @@ def refit(folder, until, from_zero, out, minutes, workers, trust_code, as_json):
     _sweep(settled.experiment, out, as_json, minutes, since, **place)
 
 
-@click.command(cls=Command, examples=("cpbkit verdict runs/quick --json",))
+@make_command("cpbkit verdict runs/quick --json")
 @run_folder
 @as_json
 def verdict(folder, as_json):
@@ -363,10 +355,7 @@ def verdict(folder, as_json):
     _show_verdicts(folder, as_json)
 
 
-@click.command(
-    cls=Command,
-    examples=("cpbkit compare runs/quick runs/gru", "cpbkit compare runs/seed0 runs/seed1 --plot seeds.png"),
-)
+@make_command("cpbkit compare runs/quick runs/gru", "cpbkit compare runs/seed0 runs/seed1 --plot seeds.png")
 @click.argument("folders", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(file_okay=False))
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Draw the figure too.")
 @as_json
@@ -385,7 +374,7 @@ def compare(folders, plot, as_json):
         atomic.write_bytes(pathlib.Path(plot), found.plot().png(scale=2))
 
 
-@click.command(cls=Command, examples=("cpbkit report runs/quick", "cpbkit report /kaggle/input/run --out report.html"))
+@make_command("cpbkit report runs/quick", "cpbkit report /kaggle/input/run --out report.html")
 @run_folder
 @click.option("--out", type=click.Path(dir_okay=False), help="Where to write it.  [default: report.html in the RUN]")
 @click.option("--with-command", is_flag=True, help="Show the command line of the run too, with its paths.")
@@ -397,9 +386,7 @@ def report(folder, out, with_command, series):
     click.echo(write_report(folder, out, with_command=with_command, series=series))
 
 
-@click.command(
-    cls=Command, examples=("cpbkit forecast runs/quick", "cpbkit forecast runs/quick --symbols BTC --bars BTC.csv")
-)
+@make_command("cpbkit forecast runs/quick", "cpbkit forecast runs/quick --symbols BTC --bars BTC.csv")
 @run_folder
 @click.option("--symbols", callback=names, help="Such as BTC,ETH.  [default: all that have a model]")
 @click.option("--intervals", callback=names, help="Such as 1h.  [default: all that have a model]")
@@ -438,15 +425,10 @@ def forecast(folder, symbols, intervals, bars, trust_code, as_json):
     for why in trouble.values():
         click.echo(f"not forecast: {printable(why)}", err=True)
     document = {name: one.to_dict() for name, one in found.items()}
-    show(document, as_json, lambda: "\n\n".join(map(str, found.values())))
-    if trouble:
-        raise click.exceptions.Exit(1)
+    show(document, as_json, lambda: "\n\n".join(map(str, found.values())), trouble)
 
 
-@click.command(
-    cls=Command,
-    examples=("cpbkit publish runs/first --repo me/forty", "cpbkit publish runs/first --repo me/forty --dry-run look"),
-)
+@make_command("cpbkit publish runs/first --repo me/forty", "cpbkit publish runs/first --repo me/forty --dry-run look")
 @run_folder
 @click.option("--repo", required=True, metavar="USER/NAME", help="The repository; it is made where it is not there.")
 @click.option("--public", is_flag=True, help="For everyone to see.  [default: private]")
@@ -464,12 +446,9 @@ def publish(folder, repo, public, collection, dry_run, page, trust_code):
     click.echo(open_run(folder, trust_code).publish(repo, public, dry_run, page, collection=collection))
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "cpbkit record runs/first --repo me/forty-record",
-        "cpbkit record me/forty --repo me/forty-record --as forty --public",
-    ),
+@make_command(
+    "cpbkit record runs/first --repo me/forty-record",
+    "cpbkit record me/forty --repo me/forty-record --as forty --public",
 )
 @click.argument("place", metavar="RUN")
 @click.option("--repo", required=True, metavar="USER/NAME", help="The dataset; it is made where it is not there.")
@@ -498,9 +477,7 @@ def record(place, repo, name, public, trust_code):
     click.echo(record(models, repo, name or Settled(models[0].experiment).name(), public=public))
 
 
-@click.command(
-    cls=Command, examples=("cpbkit score --repo me/forty-record", "cpbkit score --repo me/forty-record --check")
-)
+@make_command("cpbkit score --repo me/forty-record", "cpbkit score --repo me/forty-record --check")
 @click.option("--repo", required=True, metavar="USER/NAME", help="The record.")
 @click.option("--check", is_flag=True, help="Compute every score anew, from the history and the bars; write nothing.")
 @as_json
@@ -515,10 +492,8 @@ def score(repo, check, as_json):
 
     if check:
         wrong = scoring.check(repo)
-        show({"wrong": wrong}, as_json, lambda: "\n".join(wrong) or f"{repo}: every score says what happened")
-        if wrong:
-            raise click.exceptions.Exit(1)
-        return
+        right = f"{repo}: every score says what happened"
+        return show({"wrong": wrong}, as_json, lambda: "\n".join(wrong) or right, wrong)
     done, table = scoring.score(repo), scoring.standing(repo)
     document = dataclasses.asdict(done) | {"standing": json.loads(table.to_json(orient="records"))}
     standings = [] if table.empty else [table.to_string(index=False, float_format="{:.2f}".format)]
