@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cpbkit.cli.command import (
-    add_features,
-    as_json,
-    make_command,
-    merge_settings,
-    settle_as_told,
-    show,
-    status_line,
-    trust_code,
-    which_bars,
-    which_rows,
-    which_settings,
-    which_source,
-)
+from cpbkit.cli.command import add_features, make_command, merge_settings, settle_as_told, show, status_line
+from cpbkit.cli.options import as_json, trust_code, which_bars, which_rows, which_settings, which_source
 from cpbkit.config.experiment import vary
 from cpbkit.config.own import require_consent
 from cpbkit.config.presets import find_preset

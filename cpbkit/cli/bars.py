@@ -8,16 +8,11 @@ from pathlib import Path
 import click
 
 from cpbkit.cli import command
-from cpbkit.cli.command import (
-    Commands,
+from cpbkit.cli.command import Commands, make_command, merge_settings, settle_as_told, show, status_line
+from cpbkit.cli.options import (
     as_json,
     change_settings,
-    make_command,
-    merge_settings,
     names,
-    settle_as_told,
-    show,
-    status_line,
     together,
     which_bars,
     which_rows,

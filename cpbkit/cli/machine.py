@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from cpbkit.cli.command import any_setting, as_json, make_command, show, status_line, wrong_usage
+from cpbkit.cli.command import make_command, show, status_line, wrong_usage
+from cpbkit.cli.options import any_setting, as_json
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS, TRAINED
 

@@ -4,7 +4,8 @@ import socket
 
 import click
 
-from cpbkit.cli.command import make_command, run_folder, status_line, trust_code
+from cpbkit.cli.command import make_command, status_line
+from cpbkit.cli.options import run_folder, trust_code
 from cpbkit.errors import CpbkitError
 
 

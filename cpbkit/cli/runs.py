@@ -12,20 +12,8 @@ from typing import Any
 
 import click
 
-from cpbkit.cli.command import (
-    as_json,
-    is_moving,
-    make_command,
-    names,
-    run_folder,
-    settle_as_told,
-    show,
-    status_line,
-    trust_code,
-    which_bars,
-    which_settings,
-    which_source,
-)
+from cpbkit.cli.command import is_moving, make_command, settle_as_told, show, status_line
+from cpbkit.cli.options import as_json, names, run_folder, trust_code, which_bars, which_settings, which_source
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
 from cpbkit.errors import CpbkitError
