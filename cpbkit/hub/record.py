@@ -207,13 +207,13 @@ def read_lines(api: HfApi, repo: str, path: str, commit: str) -> pd.DataFrame:
 def from_parquet(content: bytes, schema: pa.Schema, what: str) -> pd.DataFrame:
     """Read a table of a known form within bounds. Errors: HubError."""
     try:
-        file = pq.ParquetFile(io.BytesIO(content))
+        # One long text may stand in every row for a few bytes of the file: each different one is looked at first.
+        texts = [name for name in schema.names if pa.types.is_string(schema.field(name).type)]
+        file = pq.ParquetFile(io.BytesIO(content), read_dictionary=texts)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         if file.metadata.num_rows > MAX_LINES or sum(group.total_byte_size for group in groups) > 4 * MAX_FILE:
             raise HubError(f"{what} has more than the {MAX_LINES:,} lines that one may have")
-        # One long text may stand in every row for a few bytes of the file: each different one is looked at first.
-        texts = [name for name in schema.names if pa.types.is_string(schema.field(name).type)]
-        table = pq.ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=schema.names)
+        table = file.read(columns=schema.names)
         chunks = [chunk for name in texts for chunk in table[name].chunks if pa.types.is_dictionary(chunk.type)]
         lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in chunks]
         if max(lengths, default=0) > LONGEST:

@@ -77,12 +77,14 @@ class Account:
 
 def opening(state: "State", plan: "Plan") -> list[str]:
     """Say before the training what is trained, on what, and how long that takes."""
-    experiment = state.experiment
+    experiment, data = state.experiment, state.experiment.data
+    source = {"synthetic": "the seeded market", "files": data.files}.get(data.source, data.source)
+    days = f", {data.start} to {data.end}" if data.start else ""
     windows = ", ".join(f"{_range(*counts)} {part}" for part, counts in state.windows.items())
     at_most = f"at most {plan.epochs} epochs of {counted(plan.steps, 'step')}, or {plan.patience} without a better one"
     lines = [
         f"Settings: {describe(experiment)}",
-        f"Data: {len(experiment.series):,} series of {_source(experiment)}; windows of each: {windows}",
+        f"Data: {len(experiment.series):,} series of {source}{days}; windows of each: {windows}",
         f"Models: {counted(state.parameters, 'parameter')} each; {at_most}",
         f"Plan: {plan.reason}",
     ]
@@ -109,12 +111,6 @@ def ending(line: ResultLine, number: int, total: int, judged: str) -> str:
         return head + line.reason
     parts = [f"best epoch {line.best_epoch} of {line.epochs}", judged, duration(line.seconds)]
     return head + ", ".join(filter(None, parts))
-
-
-def _source(experiment: Experiment) -> str:
-    data = experiment.data
-    days = f", {data.start} to {data.end}" if data.start else ""
-    return {"synthetic": "the seeded market", "files": data.files}.get(data.source, data.source) + days
 
 
 def _range(low: int, high: int) -> str:

@@ -6,7 +6,7 @@ import matplotlib.dates as dates
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
 from cpbkit.data.klines import INTERVAL_SECONDS, Gap, Klines, Passport, split_name
@@ -74,8 +74,7 @@ def _candles(price: Axes, volume: Axes, frame: pd.DataFrame, step: pd.Timedelta)
     o, h, lo, c, v = (frame[name].to_numpy() for name in FIRST_TO_LAST)
     for side, colour in ((c >= o, GREEN), (c < o, RED)):
         left, middle, right = (x[side] + share * width for share in (0.15, 0.5, 0.85))
-        wicks = np.array([(middle, lo[side]), (middle, h[side])]).transpose(2, 0, 1)
-        price.add_collection(LineCollection(list(wicks), colors=colour, lw=0.9))
+        price.vlines(middle, lo[side], h[side], colors=colour, lw=0.9)
         for axes, bottom, top, edge, alpha in (
             (price, np.minimum(o, c)[side], np.maximum(o, c)[side], colour, 1.0),
             (volume, 0 * v[side], v[side], "none", 0.4),
