@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.mirror import serve
 from cpbkit.bench.market import make_bars, make_series
-from cpbkit.bench.report import about, figures, ratio, size, table
+from cpbkit.bench.report import about, ratio, size, table
 from cpbkit.config.experiment import SYMBOLS
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.archive import ArchiveFile
@@ -26,6 +26,7 @@ from cpbkit.data.cache import Store
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines
 from cpbkit.data.synthetic import make_market
 from cpbkit.hardware import provenance
+from cpbkit.quantities import figure
 from cpbkit.windows.windows import Windows
 
 INTERVALS = ("15m", "1h")
@@ -151,7 +152,7 @@ def render(document: dict) -> list[str]:
         "",
         *table(
             ["", "seconds", "files/s"],
-            [[side, figures(s), figures(document["files"] / s)] for side, s in seconds.items()],
+            [[side, figure(s, 3), figure(document["files"] / s, 3)] for side, s in seconds.items()],
         ),
         "",
         f"{ours}: {ratio(against)} the pace of {theirs}",

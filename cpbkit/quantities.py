@@ -23,7 +23,7 @@ def amount(number: float) -> str:
     """Say a count in three digits: `840`, `11.8 k`, `1.24 M`."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= size:
-            return f"{number / size:.3g}{unit}"
+            return f"{figure(number / size, 3)}{unit}"
     return f"{number:.0f}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from cpbkit import atomic
 from cpbkit.bench.kinds import KINDS, REST
 from cpbkit.gpu_check.inject import render_faults
+from cpbkit.quantities import amount, figure
 
 NO_GPU = "Not measured on a GPU: there is none here, and no figure below says anything about one."
 BUSY = 0.5  # load a core, before the start, from which the machine was not idle
@@ -40,25 +41,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [line(head), line(["-" * width for width in widths]), *map(line, rows)]
 
 
-def figures(number: float) -> str:
-    """Write a number with three figures."""
-    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
-
-
 def size(count: int | None) -> str:
     """Write bytes as people read them."""
-    if count is None:
-        return "?"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{figures(count / scale)} {unit}"
-    return f"{count / 1e3:.0f} kB"
+    return "?" if count is None else f"{amount(count)}B"
 
 
 def duration(seconds: float) -> str:
     """Write seconds as people read them."""
     if seconds < 100:
-        return f"{figures(seconds)} s"
+        return f"{figure(seconds, 3)} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
@@ -96,10 +87,10 @@ def _sweep(document: dict) -> list[str]:
         rows.append(
             [
                 case["case"],
-                *(figures(sides[side]["steps_per_second"]) for side in sides),
-                figures(sides["engine"]["samples_per_second"]),
+                *(figure(sides[side]["steps_per_second"], 3) for side in sides),
+                figure(sides["engine"]["samples_per_second"], 3),
                 *(ratio(against[f"engine / {other}"]) for other in ("loop", "loop done well")),
-                *(figures(1e3 * sides[side]["cpu_seconds_per_step"]) for side in ("loop", "engine")),
+                *(figure(1e3 * sides[side]["cpu_seconds_per_step"], 3) for side in ("loop", "engine")),
                 f"{sides['engine']['share_of_roofline']:.0%}",
                 size(sides["loop"]["memory"]),
                 size(sides["engine"]["memory"]),
@@ -131,13 +122,13 @@ def _sweep(document: dict) -> list[str]:
         ]
         lines += table(
             ["models", "loop", "engine"],
-            [[str(row["models"]), figures(row["loop"]), figures(row["engine"])] for row in growth["rows"]],
+            [[str(row["models"]), figure(row["loop"], 3), figure(row["engine"], 3)] for row in growth["rows"]],
         )
     if search := document["search"]:
         lines += [
             "",
-            f"A search of {search['settings']} settings, {search['case']}: {figures(search['ours'])} steps of one "
-            f"model a second; one sweep after another: {figures(search['theirs'])}; {ratio(search)}.",
+            f"A search of {search['settings']} settings, {search['case']}: {figure(search['ours'], 3)} steps of one "
+            f"model a second; one sweep after another: {figure(search['theirs'], 3)}; {ratio(search)}.",
         ]
     if document["left_out"]:
         lines += ["", "Left out: " + "; ".join(f"{name} ({why})" for name, why in document["left_out"].items())]
@@ -153,8 +144,8 @@ def _peers(peers: dict) -> list[str]:
             row["version"],
             row["case"],
             "same" if row["same_network"] else "ours decodes, its is dense",
-            figures(row["theirs"]),
-            figures(row["ours"]),
+            figure(row["theirs"], 3),
+            figure(row["ours"], 3),
             f"{row['ratio']:.2f}x",
             duration(row["seconds_besides"]),
         ]
