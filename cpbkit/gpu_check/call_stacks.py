@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 # (looks, s between two on average, at the most): the first come closer, so that a short loop is seen too.
-STAGES = ((250, 0.004, 0.012), (1500, 0.02, 0.05), (math.inf, 0.05, 0.1))
+STAGES: tuple[tuple[float, float, float], ...] = ((250, 0.004, 0.012), (1500, 0.02, 0.05), (math.inf, 0.05, 0.1))
 # As a part of a name between underscores: not in `value` or `latest`.
 WORDS_OF_VALIDATION = re.compile(
     r"(?<![a-z])(val(id|idate|idation)?|eval(uate|uation)?|test|dev|holdout)s?(?![a-z])", re.IGNORECASE
