@@ -16,6 +16,7 @@ from cpbkit.training.loop import fit
 
 GRID = (("learning_rate", (3e-3, 1e-3)), ("weight_decay", (0.0, 0.1)))
 SEARCH = dataclasses.replace(TRAINING, search=GRID)
+WILD = dataclasses.replace(TRAINING, clip_norm=0.0, search=(("learning_rate", (1e-3, 1e30)),))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "step", "plateau"])
@@ -39,17 +40,17 @@ def test_each_trial_ends_as_it_would_alone_and_the_best_by_validation_stays(sche
 
 
 def test_a_trial_that_diverges_leaves_the_others_as_they_are():
-    wild = dataclasses.replace(TRAINING, clip_norm=0.0, search=(("learning_rate", (1e-3, 1e30)),))
-    (found,) = run(some_series(1), wild).values()
+    (found,) = run(some_series(1), WILD).values()
     assert found.status == "done" and found.training.learning_rate == 1e-3
     assert found.tried[1]["validation"] is None
-    assert_same(found, run(some_series(1), wild.trials()[0])[found.name], 1e-10)
+    assert_same(found, run(some_series(1), WILD.trials()[0])[found.name], 1e-10)
 
 
 @pytest.mark.parametrize("stop_at", [2, 9])
-def test_a_resumed_search_ends_bit_equal(stop_at):
-    """With a patience of one epoch some trials have ended, and wait for the others, when it stops."""
-    training = dataclasses.replace(SEARCH, patience=1, epochs=4)
+@pytest.mark.parametrize("training", [SEARCH, WILD])
+def test_a_resumed_search_ends_bit_equal(training, stop_at):
+    """With a patience of one epoch some trials have ended, or are sick, and wait for the others, when it stops."""
+    training = dataclasses.replace(training, patience=1, epochs=4)
     series, whole, ended = some_series(2), {}, {}
     windows, state = start(series, training, dtype=torch.float32)
     for now in fit(state, windows, training, STEPS):
@@ -59,6 +60,7 @@ def test_a_resumed_search_ends_bit_equal(stop_at):
         ended |= {f.name: f for f in now.finished if not now.step}
         if i == stop_at:
             saved = checkpoint.save_fit(now, {})
+            assert training.search == SEARCH.search or stop_at == 2 or "sick" in [end[0] for end in now.ended.values()]
             break
     windows, other = start(series, training, dtype=torch.float32)
     state = checkpoint.load_fit(other.stack, saved, {})

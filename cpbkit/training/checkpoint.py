@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 
 import safetensors
 import safetensors.torch
@@ -24,8 +25,13 @@ def save_fit(state: Fit, data: dict[str, str]) -> bytes:
     tensors["rng.cpu"] = torch.get_rng_state()
     if state.stack.weights.is_cuda:
         tensors["rng.cuda"] = torch.cuda.get_rng_state(state.stack.weights.device)
-    about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": state.curves, "data": data}
-    return save(tensors, about | {"ended": state.ended}, allow_nan=True)  # of curves of the sick
+    curves = {
+        # A sick trial of a search waits for the others, and JSON has no nan.
+        row: {curve: [x if math.isfinite(x) else str(x) for x in numbers] for curve, numbers in of_row.items()}
+        for row, of_row in state.curves.items()
+    }
+    about = {"names": state.stack.names, "epoch": state.epoch, "step": state.step, "curves": curves, "data": data}
+    return save(tensors, about | {"ended": state.ended})
 
 
 def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
@@ -38,7 +44,7 @@ def load_fit(stack: Stack, content: bytes, data: dict[str, str]) -> Fit | None:
         return None
     try:
         return _restore(stack, tensors, about)
-    except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         raise RunError(f"this checkpoint is of another version of cpbkit: {error}") from error
@@ -57,7 +63,11 @@ def _restore(stack: Stack, tensors: dict[str, Tensor], about: dict) -> Fit:
     if "rng.cuda" in tensors and stack.weights.is_cuda:
         torch.cuda.set_rng_state(tensors["rng.cuda"], stack.weights.device)
     ended = {row: tuple(end) for row, end in about.get("ended", {}).items()}
-    return Fit(stack, epoch=about["epoch"], step=about["step"], curves=about["curves"], ended=ended)
+    curves = {
+        row: {curve: list(map(float, numbers)) for curve, numbers in of_row.items()}
+        for row, of_row in about["curves"].items()
+    }
+    return Fit(stack, epoch=about["epoch"], step=about["step"], curves=curves, ended=ended)
 
 
 def read_share(content: bytes, steps: int, epochs: int) -> float:
@@ -69,9 +79,9 @@ def read_share(content: bytes, steps: int, epochs: int) -> float:
     return min(1.0, max(0.0, (about["epoch"] + about["step"] / steps) / epochs))
 
 
-def save(tensors: dict[str, Tensor], about: dict, allow_nan: bool = False) -> bytes:
+def save(tensors: dict[str, Tensor], about: dict) -> bytes:
     """Write one model's tensors with what it takes to use them."""
-    tensors, described = {k: v.contiguous() for k, v in tensors.items()}, json.dumps(about, allow_nan=allow_nan)
+    tensors, described = {k: v.contiguous() for k, v in tensors.items()}, json.dumps(about, allow_nan=False)
     content = safetensors.torch.save(tensors, {META: described})
     # Two entries of metadata come in a random order from the library, and the same model should have the same bytes.
     length = int.from_bytes(content[:8], "little")
