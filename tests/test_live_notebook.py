@@ -169,7 +169,9 @@ def test_a_button_ends_a_sweep_while_its_cell_runs(page):
     """The models end with the epoch and are judged; the next cell, asked for before the press, comes after."""
     # As one stack: a timed plan may train them apart, and what has not begun then is left for another run.
     at_once = "from cpbkit.runs import plan; plan._cut = lambda names, size: [names]\n"
-    page.run(SETUP + at_once + "import cpbkit as cpb; experiment = vary(experiment, epochs=10**6, patience=10**6)")
+    # An epoch lasts, on any machine, long enough for a state between the press and its end.
+    endless = "import cpbkit as cpb; experiment = vary(experiment, epochs=10**6, patience=10**6, steps=100)"
+    page.run(SETUP + at_once + endless)
     code = "run = cpb.sweep(experiment, folder='run', executor='local'); print(*(x.reason for x in run.results))"
     shown_widgets = {}
     shown = page.run(
