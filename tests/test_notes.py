@@ -314,13 +314,13 @@ def test_a_state_that_a_model_carries_on_beside_its_batch_is_found(state):
 @pytest.mark.parametrize("state", ["carried", "detached"])
 def test_a_pass_backward_that_goes_through_earlier_ones_again_is_named(state):
     torch.manual_seed(0)
-    cell, x = nn.GRU(8, 64, batch_first=True), torch.randn(16, 24, 10, 8)
+    cell, x = nn.GRU(8, 64, batch_first=True), torch.randn(16, 48, 5, 8)
     optimizer = torch.optim.SGD(cell.parameters(), lr=0.01)
     with watch(tell=False, live=False) as w:
         for _ in steps(4, 4.0):
             optimizer.zero_grad()
             h = torch.zeros(1, 16, 64)
-            for day in range(24):
+            for day in range(48):
                 out, h = cell(x[:, day], h if state == "carried" else h.detach())
                 out.square().mean().backward(retain_graph=True)  # again
             optimizer.step()
