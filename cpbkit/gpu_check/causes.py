@@ -14,6 +14,7 @@ from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Fix
 from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.seen import Seen
 from cpbkit.gpu_check.shares import REPLAY, Line, cure_between_steps, cure_of, cure_of_data
+from cpbkit.quantities import counted
 
 TOLD = 0.10  # share below which nothing is worth a word
 TAKES_MUCH = 0.20
@@ -71,95 +72,88 @@ def fix(name: str, gain: float, note: str) -> tuple[Fix, ...]:
     return (Fix(name, ceiling, note, True),)
 
 
+def _cause(
+    weight: float, kind: str, text: str, line: Line | None, name: str = "", cure: str = "", gain: float | None = None
+) -> Cause:
+    """Return a cause. kind: VERDICT or VERDICT/reason; name, cure, gain: as for `fix`, the gain else the weight."""
+    verdict, _, reason = kind.partition("/")
+    fixes = fix(name, weight if gain is None else gain, cure) if name else ()
+    return Cause(weight, verdict, reason, f"{text}{at(line)}.", fixes)
+
+
 # Whatever the device does.
 
 
-def _find_idle_gpu(seen: Seen) -> Iterator[Cause]:
+def _find_faults(seen: Seen) -> Iterator[Cause]:
+    """Yield what is wrong before anything costs time: the device, a mode, what is learned, hooks."""
     if seen.gpu_there and not seen.on_gpu:
-        text = "No kernel ran on the GPU: the model and its batches are on the CPU."
+        text = "No kernel ran on the GPU: the model and its batches are on the CPU"
         cure = 'model.to("cuda"), and each batch: x.to("cuda", non_blocking=True)'
-        yield Cause(4.0, "NO_WORK_ON_GPU", "", text, fix("move to the GPU", NAN, cure))
-
-
-def _find_debug_mode(seen: Seen) -> Iterator[Cause]:
+        yield _cause(4.0, "NO_WORK_ON_GPU", text, None, "move to the GPU", cure, NAN)
     if seen.modes:
-        text = f"A debug mode is on in the step: {seen.modes[0]}{at(seen.mode_line)}."
-        yield Cause(3.0, "DEBUG_MODE_ON", seen.modes[0], text)
-
-
-def _find_unsound(seen: Seen) -> Iterator[Cause]:
+        text = f"A debug mode is on in the step: {seen.modes[0]}"
+        yield _cause(3.0, f"DEBUG_MODE_ON/{seen.modes[0]}", text, seen.mode_line)
     for rank, (unsound, line) in enumerate(seen.unsound):
-        fixes = fix("a training that learns", NAN, unsound.cure)
-        yield Cause(2.0 - rank / 10, "UNSOUND_TRAINING", unsound.reason, f"{unsound.text}{at(line)}.", fixes)
-
-
-def _find_hooks(seen: Seen) -> Iterator[Cause]:
+        kind = f"UNSOUND_TRAINING/{unsound.reason}"
+        yield _cause(2.0 - rank / 10, kind, unsound.text, line, "a training that learns", unsound.cure, NAN)
     if seen.hooks:
         text = f"Hooks pile up: {seen.hooks:.2g} more on a module at each step, which then calls all of them"
         cure = "register a hook once, before the loop; or take it off again: handle = ...; handle.remove()"
-        text += f"{at(seen.hooks_line)}."
-        yield Cause(1.1, "PYTHON_OR_IO_IN_STEP", "hooks", text, fix("one hook", NAN, cure))
+        yield _cause(1.1, "PYTHON_OR_IO_IN_STEP/hooks", text, seen.hooks_line, "one hook", cure, NAN)
 
 
 def _find_thread(seen: Seen) -> Iterator[Cause]:
     running, line = seen.thread
     if running > ANOTHER_THREAD and seen.waiting > TAKES_MUCH and line:
-        text = f"Another thread runs Python beside the training, which waits for the interpreter{at(line)}."
+        text = "Another thread runs Python beside the training, which waits for the interpreter"
         cure = "let it sleep between its turns, or run it as a process: one thread at a time runs Python"
-        fixes = fix("no other thread", seen.waiting, cure)
-        yield Cause(seen.waiting, "PYTHON_OR_IO_IN_STEP", "thread", text, fixes)
+        yield _cause(seen.waiting, "PYTHON_OR_IO_IN_STEP/thread", text, line, "no other thread", cure)
 
 
-def _find_padding(seen: Seen) -> Iterator[Cause]:
+def _find_vain_positions(seen: Seen) -> Iterator[Cause]:
+    """Yield what a model computes for padding, and for steps in time that nobody uses."""
     padded, in_longest = seen.padding
     if padded > PADDING and seen.model > TAKES_MUCH:
-        text = f"{padded:.0%} of the ids that the model reads are padding{at(seen.padding_line)}."
+        text = f"{padded:.0%} of the ids that the model reads are padding"
         cure = "pad each batch to its own longest row: collate_fn with torch.nn.utils.rnn.pad_sequence; and batches of "
         cure += "rows of like length"
         cure += "" if in_longest else ", sorted by it, for one long row fills up all"
-        weight = seen.model * padded
-        yield Cause(weight, "WASTED_WORK", "PADDING", text, fix("less padding", weight, cure))
-
-
-def _find_last_step(seen: Seen) -> Iterator[Cause]:
+        yield _cause(seen.model * padded, "WASTED_WORK/PADDING", text, seen.padding_line, "less padding", cure)
     if seen.last:
         text = f"A wide layer computes its outputs for {seen.last} steps in time, and one of them is used"
         cure = "take the step that is used first: head(h[:, -1]), in place of head(h)[:, -1]"
-        weight, text = seen.model / 2, f"{text}{at(seen.last_line)}."
-        yield Cause(weight, "WASTED_WORK", "LAST_STEP", text, fix("one step", weight, cure))
+        yield _cause(seen.model / 2, "WASTED_WORK/LAST_STEP", text, seen.last_line, "one step", cure)
 
 
 # Where the host has a part in the pace.
 
 
-def _find_validation(seen: Seen) -> Iterator[Cause]:
-    in_eval_mode = any(unsound.reason == "EVAL_MODE" for unsound, _ in seen.unsound)
-    beside = seen.share("validation") - seen.inside
-    graphs, no_grad = "", ""
-    if seen.graphs and not in_eval_mode:  # there, what looks like a validation is the training
-        graphs, no_grad = ", and builds graphs that nobody uses", "with torch.no_grad(): around it; "
-    if graphs and beside > TOLD:
-        text = f"A validation takes {seen.share('validation'):.0%} of the time{graphs}{at(_top(seen, 'validation'))}."
-        fixes = fix("no graph", seen.share("validation") / 2, f"{no_grad}and keep loss.item(), not the loss")
-        yield Cause(seen.share("outside") + beside + 0.01, "WASTED_WORK", "VALIDATION_GRAPHS", text, fixes)
-    if seen.inside > VALIDATION and not in_eval_mode:
-        text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{graphs}"
-        text += f"{at(_top(seen, 'validation'))}."
-        cure = f"{no_grad}validate once an epoch, or every so many steps, in eval mode and without gradients"
-        yield Cause(seen.inside, "VALIDATION_IN_STEP", "", text, fix("validate once an epoch", seen.inside, cure))
-
-
 def _find_outside(seen: Seen) -> Iterator[Cause]:
-    validation = seen.share("validation") - seen.inside
-    outside = seen.share("outside") + validation
+    """Yield what is outside the loop over batches, and what a validation costs there or within it."""
+    validation = seen.share("validation")
+    apart = validation - seen.inside
+    outside = seen.share("outside") + apart
     if outside > OUTSIDE:
         account, reason = "outside", "between epochs"
-        if validation > seen.share("outside"):
+        if apart > seen.share("outside"):
             account = reason = "validation"
         line = _top(seen, account)
-        text = f"{outside:.0%} of the time is outside the loop over batches{at(line)}."
+        text = f"{outside:.0%} of the time is outside the loop over batches"
         cure = cure_between_steps(line) if line else "do it more rarely, or beside the training"
-        yield Cause(outside, "GPU_IDLE_OUTSIDE_STEPS", reason, text, fix("less between steps", outside, cure))
+        yield _cause(outside, f"GPU_IDLE_OUTSIDE_STEPS/{reason}", text, line, "less between steps", cure)
+    if any(unsound.reason == "EVAL_MODE" for unsound, _ in seen.unsound):
+        return  # what looks like a validation is the training
+    line, graphs, no_grad = _top(seen, "validation"), "", ""
+    if seen.graphs:
+        graphs, no_grad = ", and builds graphs that nobody uses", "with torch.no_grad(): around it; "
+    if graphs and apart > TOLD:
+        text = f"A validation takes {validation:.0%} of the time{graphs}"
+        cure, kind = f"{no_grad}and keep loss.item(), not the loss", "WASTED_WORK/VALIDATION_GRAPHS"
+        yield _cause(outside + 0.01, kind, text, line, "no graph", cure, validation / 2)
+    if seen.inside > VALIDATION:
+        text = f"A validation inside the loop over batches takes {seen.inside:.0%} of the time{graphs}"
+        cure = f"{no_grad}validate once an epoch, or every so many steps, in eval mode and without gradients"
+        yield _cause(seen.inside, "VALIDATION_IN_STEP", text, line, "validate once an epoch", cure)
 
 
 def _find_data(seen: Seen) -> Iterator[Cause]:
@@ -182,7 +176,7 @@ def _find_data(seen: Seen) -> Iterator[Cause]:
         reason, cure = "WORKERS", "workers=0, and the whole series as one tensor that is indexed by the batch"
     else:
         reason, cure = "LOADER_ON_THE_HOST", cure_of_data(line)
-    yield Cause(share, "DATA_STARVED", reason, f"{text}{at(line)}.", fix("quicker batches", share, cure))
+    yield _cause(share, f"DATA_STARVED/{reason}", text, line, "quicker batches", cure)
 
 
 def _find_python(seen: Seen) -> Iterator[Cause]:
@@ -211,8 +205,7 @@ def _find_taken_apart(seen: Seen) -> Iterator[Cause]:
         text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
         cure = "give the model the whole batch: x[i] becomes x, and a sum over samples a mean over the first axis"
         weight = min(1.0, taken.share + seen.share("backward"))  # the backward of every row comes on top
-        text += f"{at(taken.line)}."
-        yield Cause(weight, "SAMPLE_BY_SAMPLE", "", text, fix("the whole batch", weight, cure))
+        yield _cause(weight, "SAMPLE_BY_SAMPLE", text, taken.line, "the whole batch", cure)
 
 
 def _is_taken_apart(seen: Seen) -> bool:
@@ -229,44 +222,41 @@ def _find_dense(seen: Seen) -> Iterator[Cause]:
     rows, (read, moved) = seen.dense
     if rows > ROWS_MOVED * read and moved > NUMBERS_MOVED:
         text = f"The optimiser moves all {rows:,} rows of an embedding, of which a step reads {read:,} at most"
-        text += f": {seen.share('optimiser'):.0%} of the time{at(seen.dense_line or _top(seen, 'optimiser'))}."
+        text += f": {seen.share('optimiser'):.0%} of the time"
         weight = seen.share("optimiser") + seen.share("backward") / 2
         cure = "nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which moves the rows that were read"
-        yield Cause(weight, "DENSE_EMBEDDING", "", text, fix("sparse gradients", weight, cure))
+        line = seen.dense_line or _top(seen, "optimiser")
+        yield _cause(weight, "DENSE_EMBEDDING", text, line, "sparse gradients", cure)
 
 
 def _find_threads(seen: Seen) -> Iterator[Cause]:
     if seen.on_gpu:
         return
-    weight = seen.model * (1 - seen.threads)
-    if seen.threads <= 0.5 and seen.threads_line and seen.starting < 0.5 and weight > TAKES_MUCH:
-        text = f"Torch computes on {seen.threads:.0%} of the cores{at(seen.threads_line)}."
-        fixes = fix("all cores", weight, "take it out: torch takes all cores")
-        yield Cause(weight, "FEW_THREADS", "", text, fixes)
+    line, weight = seen.threads_line, seen.model * (1 - seen.threads)
+    if seen.threads <= 0.5 and line and seen.starting < 0.5 and weight > TAKES_MUCH:
+        text = f"Torch computes on {seen.threads:.0%} of the cores"
+        yield _cause(weight, "FEW_THREADS", text, line, "all cores", "take it out: torch takes all cores")
     if seen.threads >= TOO_MANY:
-        text = f"Torch computes in {seen.threads:.0f} threads a core, which wait for each other{at(seen.threads_line)}."
-        fixes = fix("a thread a core", NAN, "take it out: torch takes as many threads as there are cores")
-        yield Cause(max(0.5, seen.model / 2), "TOO_MANY_THREADS", "", text, fixes)
+        text = f"Torch computes in {seen.threads:.0f} threads a core, which wait for each other"
+        cure = "take it out: torch takes as many threads as there are cores"
+        yield _cause(max(0.5, seen.model / 2), "TOO_MANY_THREADS", text, line, "a thread a core", cure, NAN)
 
 
 def _find_unused(seen: Seen) -> Iterator[Cause]:
-    weight = seen.share("backward") * seen.unused
+    """Yield gradients that nobody uses: no optimiser moves their weights, or they are set to zero first."""
+    backward = seen.share("backward")
+    weight = backward * seen.unused
     told = any(unsound.reason == "UNREGISTERED" for unsound, _ in seen.unsound)
     if seen.unused > UNUSED and weight > TOLD and not told:
         text = f"{seen.unused:.0%} of the gradients that backward computes are of weights that no optimiser moves"
         cure = "of a part that is not to be trained, requires_grad_(False), or run it under torch.no_grad(); else give "
         cure += "its weights to the optimiser"
-        text += f"{at(seen.unused_line or seen.optimizer_line or _top(seen, 'backward'))}."
-        yield Cause(weight, "WASTED_WORK", "UNUSED_GRADIENTS", text, fix("no such gradients", weight, cure))
-
-
-def _find_thrown(seen: Seen) -> Iterator[Cause]:
-    weight = seen.share("backward") * seen.thrown
-    if weight > TOLD:
+        line = seen.unused_line or seen.optimizer_line or _top(seen, "backward")
+        yield _cause(weight, "WASTED_WORK/UNUSED_GRADIENTS", text, line, "no such gradients", cure)
+    if backward * seen.thrown > TOLD:
         text = "A pass backward goes on through another optimiser's model, and its gradients are thrown away"
         cure = "cut it off: discriminator(fake.detach()), or make fake under torch.no_grad()"
-        text += f"{at(seen.thrown_line)}."
-        yield Cause(weight, "WASTED_WORK", "THROWN", text, fix("detach", weight, cure))
+        yield _cause(backward * seen.thrown, "WASTED_WORK/THROWN", text, seen.thrown_line, "detach", cure)
 
 
 def _find_denormal(seen: Seen) -> Iterator[Cause]:
@@ -274,33 +264,34 @@ def _find_denormal(seen: Seen) -> Iterator[Cause]:
     if slow > TAKES_MUCH:
         text = f"{slow:.0%} of the operators' time goes into numbers so near 0 that a CPU computes them slowly"
         cure = "torch.set_flush_denormal(True) before training, or set what is below 1e-30 to 0"
-        fixes = fix("no denormal numbers", NAN, cure)
-        yield Cause(slow * seen.model, "WASTED_WORK", "DENORMAL", f"{text}{at(line)}.", fixes)
+        yield _cause(slow * seen.model, "WASTED_WORK/DENORMAL", text, line, "no denormal numbers", cure, NAN)
 
 
-def _find_second_graph(seen: Seen) -> Iterator[Cause]:
-    if seen.second_graph and seen.share("backward") > TOLD:
-        gain = seen.share("backward") / 2
+def _find_graphs(seen: Seen) -> Iterator[Cause]:
+    """Yield graphs that are built of a pass backward, gone through again, or kept."""
+    backward = seen.share("backward")
+    again = backward - BACKWARD * seen.share("forward")  # passes that go through more than was computed since the last
+    if seen.second_graph and backward > TOLD:
         text = "Each pass backward builds a graph of itself, for gradients of gradients, which nothing takes"
         cure = "loss.backward() without create_graph=True, which also keeps weights and gradients in memory for ever"
-        text += f"{at(seen.second_graph)}."
-        yield Cause(max(gain, 0.3), "WASTED_WORK", "CREATE_GRAPH", text, fix("no second graph", gain, cure))
-
-
-def _find_retained(seen: Seen) -> Iterator[Cause]:
-    again = _going_back(seen)
+        weight, kind = max(backward / 2, 0.3), "WASTED_WORK/CREATE_GRAPH"
+        yield _cause(weight, kind, text, seen.second_graph, "no second graph", cure, backward / 2)
     if seen.retained and (seen.passes > 2 or seen.retraced > RETRACED) and again > TAKES_MUCH:
         text = f"Each of {seen.passes:.0f} passes backward a step goes through the graphs of those before it once more"
         cure = "carry a state on as state.detach(); or add up the losses, and go backward once"
         if seen.passes <= 2:
             text = f"{seen.retraced:.0%} of what a pass backward goes through was computed at earlier steps"
             cure = "carry a state on as state.detach(), and leave retain_graph=True out"
-        yield Cause(again, "GRAPH_KEPT", "", f"{text}{at(seen.retained)}.", fix("each graph once", again, cure))
-
-
-def _going_back(seen: Seen) -> float:
-    """Return the share of the time in which passes backward go through more than what was computed since the last."""
-    return seen.share("backward") - BACKWARD * seen.share("forward")
+        yield _cause(again, "GRAPH_KEPT", text, seen.retained, "each graph once", cure)
+    elif seen.kept:
+        text = f"{seen.kept} keeps the graph of every step since the loop began"
+        cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item()); and carry a state on as "
+        cure += "state.detach()"
+        if re.search(r"\.(append|extend|insert|add)\((?!.*loss)", seen.kept):  # not a number, but whole tensors
+            text = f"{seen.kept} keeps the tensors of every step since the loop began, and their graphs"
+            cure = "keep a number of each, float(...), or write what is needed to a file: detach() alone would free "
+            cure += "the graph, and leave every batch in memory"
+        yield _cause(max(0.45, again), "GRAPH_KEPT", text, None, "keep no graph", cure, NAN)
 
 
 def _find_repeated(seen: Seen) -> Iterator[Cause]:
@@ -312,8 +303,7 @@ def _find_repeated(seen: Seen) -> Iterator[Cause]:
         when = "the same step has computed before"
         cure = "keep the result in a variable and use it again, as out = model(x) for the loss and for a metric"
     text = f"{seen.repeated:.0%} of the time computes again, with the same result, what {when}"
-    text += f"{at(seen.repeated_line)}."
-    yield Cause(seen.repeated, "WASTED_WORK", "REPEATED", text, fix("compute it once", seen.repeated, cure))
+    yield _cause(seen.repeated, "WASTED_WORK/REPEATED", text, seen.repeated_line, "compute it once", cure)
 
 
 def _find_one_hot(seen: Seen) -> Iterator[Cause]:
@@ -321,42 +311,26 @@ def _find_one_hot(seen: Seen) -> Iterator[Cause]:
     line = max(lines, key=lambda line: line.seconds, default=None)
     if line and line.seconds > TAKES_MUCH * seen.seconds:
         weight = line.seconds / seen.seconds
-        text = f"Zeros and ones are multiplied with weights, {weight:.0%} of the time to make them{at(line)}."
+        text = f"Zeros and ones are multiplied with weights, {weight:.0%} of the time to make them"
         cure = "nn.Embedding, or indexing: it reads the rows that a product with ones and zeros would choose"
-        yield Cause(weight, "WASTED_WORK", "ONE_HOT", text, fix("an embedding", weight, cure))
-
-
-def _find_kept(seen: Seen) -> Iterator[Cause]:
-    if not seen.kept or any(_find_retained(seen)):  # which says more of it
-        return
-    text = f"{seen.kept} keeps the graph of every step since the loop began."
-    cure = "add numbers, not graphs: total += loss.detach(), losses.append(loss.item()); and carry a state on as "
-    cure += "state.detach()"
-    if re.search(r"\.(append|extend|insert|add)\((?!.*loss)", seen.kept):  # not a number, but whole tensors
-        text = f"{seen.kept} keeps the tensors of every step since the loop began, and their graphs."
-        cure = "keep a number of each, float(...), or write what is needed to a file: detach() alone would free the "
-        cure += "graph, and leave every batch in memory"
-    yield Cause(max(0.45, _going_back(seen)), "GRAPH_KEPT", "", text, fix("keep no graph", NAN, cure))
+        yield _cause(weight, "WASTED_WORK/ONE_HOT", text, line, "an embedding", cure)
 
 
 def _find_growth(seen: Seen) -> Iterator[Cause]:
+    """Yield what grows with every step: memory, or a table that is gone through."""
     if seen.growth and seen.held and not seen.kept and not re.search(REPLAY, seen.held.text):
-        text = f"Memory grows by {seen.growth / 1024:,.0f} KB a step, by what is kept of it{at(seen.held)}."
+        text = f"Memory grows by {seen.growth / 1024:,.0f} KB a step, by what is kept of it"
         cure = "keep a number of each step, float(...), or write what is needed to a file"
         if "cycle(" in seen.held.text:
             cure = "it keeps every batch: `while True: for batch in loader: ...`"
         elif source.KEEPING.search(seen.held.text):
             cure = "a cache has keys that come again, and an end: collections.OrderedDict with popitem(last=False)"
-        yield Cause(0.12, "MEMORY_GROWTH", "", text, fix("keep numbers", NAN, cure))
-
-
-def _find_growing(seen: Seen) -> Iterator[Cause]:
+        yield _cause(0.12, "MEMORY_GROWTH", text, seen.held, "keep numbers", cure, NAN)
     if seen.growing and (seen.slowing > SLOWING_BY_TABLE or seen.growth):
         text = "A table is joined to more at every step, and what goes through it takes ever longer"
         text += f", {seen.slowing:.1f} times as long by now" if seen.slowing > SLOWING_BY_TABLE else ""
         cure = "keep the newest rows alone, torch.cat([new, old])[:size], or write into a table of one size by index"
-        fixes = fix("a table of one size", NAN, cure)
-        yield Cause(1.05, "MEMORY_GROWTH", "GROWING_TABLE", f"{text}{at(seen.growing)}.", fixes)
+        yield _cause(1.05, "MEMORY_GROWTH/GROWING_TABLE", text, seen.growing, "a table of one size", cure, NAN)
 
 
 def _find_float64(seen: Seen) -> Iterator[Cause]:
@@ -364,16 +338,15 @@ def _find_float64(seen: Seen) -> Iterator[Cause]:
         text = f"{seen.float64:.0%} of the operators' time is in float64, which training rarely needs"
         text += at(_top(seen, "forward"))
         asks = seen.float64_line
-        text += f"; it is asked for at {asks.place}  {asks.text[:70]}." if asks else "."
+        text += f"; it is asked for at {asks.place}  {asks.text[:70]}" if asks else ""
         cure = "model.float(), and float32 batches: NumPy and pandas give float64 unless told"
-        yield Cause(0.4, "FLOAT64", "", text, fix("float32", seen.model / 2, cure))
+        yield _cause(0.4, "FLOAT64", text, None, "float32", cure, seen.model / 2)
 
 
 def _find_waits(seen: Seen) -> Iterator[Cause]:
     if seen.on_gpu and seen.waits and seen.share("rest") + seen.share("forward") > TAKES_MUCH:
         line = seen.wait_lines[0] if seen.wait_lines else None
-        text = f"The host waits for the device in every step{at(line)}."
-        yield Cause(0.17, "SYNC_BOUND", f"{seen.waits} waits a step", text)
+        yield _cause(0.17, f"SYNC_BOUND/{seen.waits} waits a step", "The host waits for the device in every step", line)
 
 
 def _find_small_batch(seen: Seen) -> Iterator[Cause]:
@@ -381,10 +354,9 @@ def _find_small_batch(seen: Seen) -> Iterator[Cause]:
     told = [cause.reason for cause in (*_find_taken_apart(seen), *_find_operators(seen))]
     one_by_one = "" in told or "CALLS" in told  # of whole batches, then
     if 0 < samples <= SMALL_BATCH and not one_by_one and seen.starting > STARTING_FEW:
-        verdict = "SAMPLE_BY_SAMPLE" if samples == 1 else "HOST_BOUND"
-        few = f"{samples} sample{'s' * (samples > 1)}"
-        text = f"Each step trains on {few}, and starting operators is most of it{at(line)}."
-        yield Cause(0.35, verdict, "SMALL_BATCH", text, fix("a batch", seen.model, "DataLoader(..., batch_size=64)"))
+        kind = f"{'SAMPLE_BY_SAMPLE' if samples == 1 else 'HOST_BOUND'}/SMALL_BATCH"
+        text = f"Each step trains on {counted(samples, 'sample')}, and starting operators is most of it"
+        yield _cause(0.35, kind, text, line, "a batch", "DataLoader(..., batch_size=64)", seen.model)
 
 
 def _find_operators(seen: Seen) -> Iterator[Cause]:
@@ -394,14 +366,13 @@ def _find_operators(seen: Seen) -> Iterator[Cause]:
         return
     gain = seen.model * seen.starting
     if _is_over_pairs(seen):
-        text = f"A loop over pairs starts most of {seen.operators:,.0f} operators a step{at(seen.pairs)}."
-        yield Cause(gain, "HOST_BOUND", "PAIRS", text, fix("all pairs at once", gain, ALL_AT_ONCE))
+        text = f"A loop over pairs starts most of {seen.operators:,.0f} operators a step"
+        yield _cause(gain, "HOST_BOUND/PAIRS", text, seen.pairs, "all pairs at once", ALL_AT_ONCE)
     elif calls and seen.starting_all > (STARTING_FEW if seen.every_sample else STARTING):
-        gain = seen.model * seen.starting_all
-        text = f"The model is called {calls} times a step, for one sample after another{at(line)}."
+        text = f"The model is called {calls} times a step, for one sample after another"
         cure = "one call for the batch: samples of one shape as torch.stack(samples); others padded, with a mask, or "
         cure += "put end to end with the number of their sample, as batches of graphs are"
-        yield Cause(gain, "SAMPLE_BY_SAMPLE", "CALLS", text, fix("the whole batch", gain, cure))
+        yield _cause(seen.model * seen.starting_all, "SAMPLE_BY_SAMPLE/CALLS", text, line, "the whole batch", cure)
     elif seen.starting > STARTING and seen.operators > OPERATORS * max(seen.passes, 1):
         reason, where = "MANY_SMALL_OPS", "forward"
         cure = "fewer and wider layers, larger batches, or models of one shape as one stack: torch.bmm, torch.func.vmap"
@@ -411,37 +382,23 @@ def _find_operators(seen: Seen) -> Iterator[Cause]:
             reason, where = "OPTIMIZER_FOR_LOOP", "optimiser"
             cure = f"torch.optim.Adam(..., fused=True); and then {cure}"
         text = f"Starting {seen.operators:,.0f} small operators a step takes {seen.starting:.0%} of the model's time"
-        fixes = fix("fewer operators", gain, cure)
-        yield Cause(0.15, "HOST_BOUND", reason, f"{text}{at(_top(seen, where))}.", fixes)
+        yield _cause(0.15, f"HOST_BOUND/{reason}", text, _top(seen, where), "fewer operators", cure, gain)
 
 
-ALWAYS: tuple[Callable[[Seen], Iterator[Cause]], ...] = (
-    _find_idle_gpu,
-    _find_debug_mode,
-    _find_unsound,
-    _find_hooks,
-    _find_thread,
-    _find_padding,
-    _find_last_step,
-)
+ALWAYS: tuple[Callable[[Seen], Iterator[Cause]], ...] = (_find_faults, _find_thread, _find_vain_positions)
 BESIDE_DEVICE: tuple[Callable[[Seen], Iterator[Cause]], ...] = (  # of equal weights the first is the verdict
     _find_outside,
-    _find_validation,
     _find_data,
     _find_python,
     _find_taken_apart,
     _find_dense,
     _find_threads,
     _find_unused,
-    _find_thrown,
     _find_denormal,
-    _find_second_graph,
-    _find_retained,
+    _find_graphs,
     _find_repeated,
     _find_one_hot,
-    _find_kept,
     _find_growth,
-    _find_growing,
     _find_float64,
     _find_waits,
     _find_small_batch,
