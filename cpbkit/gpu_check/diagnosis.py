@@ -30,28 +30,12 @@ class Diagnosis:
     policy: Policy = POLICY
 
 
-VERDICTS = {
-    "NO_GPU_RUNTIME": "There is no GPU in this runtime.",
-    "CPU_ONLY_WHEEL": "This torch cannot speak to a GPU.",
-    "ARCH_OR_DRIVER_MISMATCH": "This torch and this GPU or driver do not fit.",
-    "WRONG_ACCELERATOR": "This is another accelerator than the code is written for.",
+STOPPERS = (  # nothing can be measured before these are cured
+    "NO_GPU_RUNTIME", "CPU_ONLY_WHEEL", "ARCH_OR_DRIVER_MISMATCH", "WRONG_ACCELERATOR",
+)  # fmt: skip
+TEXTS = {  # of what is told from numbers alone; what is found elsewhere brings its own
     "MODEL_OR_DATA_ON_CPU": "A part of the step lies on another device than the rest.",
-    "DEBUG_MODE_ON": "A debug mode is on, and what follows was measured under it.",
-    "THROTTLED_OR_SHARED": "The device is held down or shared.",
-    "GPU_IDLE_OUTSIDE_STEPS": "Most of the time does not go into training steps.",
-    "NO_WORK_ON_GPU": "There is a GPU, and no kernel ran on it.",
-    "UNSOUND_TRAINING": "Something keeps the weights from learning, however fast it runs.",
     "DATA_STARVED": "The loop waits for its batches.",
-    "PYTHON_OR_IO_IN_STEP": "A line of Python, or writing a file, takes a good part of every step.",
-    "VALIDATION_IN_STEP": "A validation runs inside the loop over batches.",
-    "SAMPLE_BY_SAMPLE": "The batch is taken apart, and the model sees one sample at a time.",
-    "GRAPH_KEPT": "Something keeps the graph of every step.",
-    "MEMORY_GROWTH": "Memory grows with every step, by what is kept of it.",
-    "FLOAT64": "The step computes in float64.",
-    "DENSE_EMBEDDING": "The optimiser moves every row of an embedding, and a step reads few of them.",
-    "FEW_THREADS": "Torch is held to a part of the cores.",
-    "TOO_MANY_THREADS": "Torch computes in more threads than there are cores, which wait for each other.",
-    "WASTED_WORK": "The model computes what nothing uses.",
     "SYNC_BOUND": "Host and device take turns: the host waits for the device in every step.",
     "HOST_BOUND": "The host cannot start the work as fast as the device does it.",
     "COPY_BOUND": "A good part of the device's time is copying from the host.",
@@ -60,12 +44,16 @@ VERDICTS = {
     "DEVICE_BOUND": "The device itself sets the pace: this is what it should look like.",
     "INCONCLUSIVE": "The differences are within the noise of this measurement.",
 }
+VERDICTS = (
+    *STOPPERS, *TEXTS, "DEBUG_MODE_ON", "THROTTLED_OR_SHARED", "GPU_IDLE_OUTSIDE_STEPS", "NO_WORK_ON_GPU",
+    "UNSOUND_TRAINING", "PYTHON_OR_IO_IN_STEP", "VALIDATION_IN_STEP", "SAMPLE_BY_SAMPLE", "GRAPH_KEPT", "MEMORY_GROWTH",
+    "FLOAT64", "DENSE_EMBEDDING", "FEW_THREADS", "TOO_MANY_THREADS", "WASTED_WORK",
+)  # fmt: skip
 ON_CPU = {  # what the same verdict means where there is no device beside the host
     "HOST_BOUND": "Starting many small operators takes more time than their arithmetic.",
     "DEVICE_BOUND": "The arithmetic sets the pace of this CPU.",
 }
 SUSPICIOUS = 50.0  # a ceiling above this is more often a mistake of the measurement than a chance
-STOPPERS = tuple(VERDICTS)[:4]  # nothing can be measured before these are cured
 CURES = {  # verdict -> the fixes that could cure it, the best first
     "DATA_STARVED": ("data on the device",),
     "SYNC_BOUND": ("no waits",),
@@ -104,7 +92,7 @@ def decide(n: Numbers, environment: tuple[tuple[str, str], ...] = ()) -> Diagnos
     if n.growth > 0:
         cause = "a list of losses, or a state carried along without detach()?"
         beside.append(f"MEMORY_GROWTH: live memory grows by {n.growth / 1024:,.0f} KB a step: {cause}")
-    text = codes.get(verdict) or (ON_CPU.get(verdict) if n.serial else None) or VERDICTS[verdict]
+    text = codes.get(verdict) or (ON_CPU.get(verdict) if n.serial else None) or TEXTS[verdict]
     return Diagnosis(verdict, reason, text, tuple(evidence), tuple(fixes), tuple(beside))
 
 
