@@ -1,4 +1,4 @@
-"""Counts, times and how far a sweep is, in the words that every view says them in."""
+"""Counts, times and how far a sweep is, in the words that every view says them in; and numbers as JSON has them."""
 
 import math
 from dataclasses import dataclass
@@ -30,6 +30,15 @@ def amount(number: float) -> str:
 def figure(value: float, digits: int = 6) -> str:
     """Say a number in so many digits that count, large ones in full: `0.425049`, `106,809`, `1,773,460`."""
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:,.{digits}g}"
+
+
+def without_nan(value):
+    """Return the same for JSON, in which null stands for a number that is not finite."""
+    if isinstance(value, dict):
+        return {name: without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

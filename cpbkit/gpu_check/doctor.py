@@ -16,6 +16,7 @@ from cpbkit.gpu_check.findings import Report, check_environment
 from cpbkit.gpu_check.step import Measured, Step, StepFailed, measure
 from cpbkit.gpu_check.trials import Gain, try_fixes
 from cpbkit.hardware.monitor import POWER, THROTTLES, Monitor
+from cpbkit.quantities import without_nan
 from cpbkit.texts import wrapped
 from cpbkit.training.loop import Fit, assemble, fit
 from cpbkit.windows.series import Series, from_table
@@ -40,15 +41,7 @@ class Examination:
     def to_dict(self) -> dict:
         """JSON-safe."""
         gains = [dataclasses.asdict(g) | {"verdict": g.verdict} for g in self.gains]
-        return _without_nan(dataclasses.asdict(self) | {"gains": gains})
-
-
-def _without_nan(value):
-    if isinstance(value, dict):
-        return {key: _without_nan(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return without_nan(dataclasses.asdict(self) | {"gains": gains})
 
 
 @stoppable()

@@ -32,6 +32,7 @@ from cpbkit.gpu_check.tensors import is_capturing
 from cpbkit.hardware.environment import in_notebook
 from cpbkit.hardware.monitor import device_memory, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
+from cpbkit.quantities import without_nan
 from cpbkit.texts import wrapped
 
 MOST_MARKS = 1000  # then every second one is let go
@@ -157,7 +158,7 @@ class Watch:
             {"place": x.place, "text": x.text, "share": x.seconds / max(seen.seconds, 1e-9), "phase": x.account}
             for x in seen.lines[:10]
         ]
-        return {
+        found = {
             "verdict": d.verdict,
             "reason": d.reason,
             "text": d.text,
@@ -166,10 +167,11 @@ class Watch:
             "steps a second": rate,
             "shares": dict(seen.shares),
             "lines": lines,
-            "evidence": list(d.evidence),
-            "fixes": [{"name": f.name, "ceiling": _or_none(f.ceiling), "note": f.note} for f in d.fixes],
-            "beside": list(d.beside),
+            "evidence": d.evidence,
+            "fixes": [{"name": f.name, "ceiling": f.ceiling, "note": f.note} for f in d.fixes],
+            "beside": d.beside,
         }
+        return without_nan(found)
 
     # While the loop runs: in its thread.
 
@@ -492,10 +494,6 @@ def replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
     finally:
         if getattr(holder, name) is call:  # else somebody has put another one on top, which calls this one
             setattr(holder, name, original)
-
-
-def _or_none(number: float) -> float | None:
-    return None if math.isnan(number) else number
 
 
 def _can_draw() -> bool:

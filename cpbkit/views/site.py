@@ -22,6 +22,7 @@ from cpbkit.data.klines import INTERVAL_SECONDS, Klines, validate
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.evaluation import past, verdicts
 from cpbkit.evaluation.results import is_synthetic
+from cpbkit.quantities import without_nan
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.settle import Bars
@@ -73,7 +74,7 @@ class Site:
         }
 
     def _document(self, name: str, forecast: Forecast | None, bars: Bars | None, why: str) -> dict:
-        told = None if forecast is None else _plain(forecast.to_dict())
+        told = None if forecast is None else without_nan(forecast.to_dict())
         if told and self.public:
             told = _relative(told, self.models[name].experiment)
         candles = None
@@ -206,15 +207,6 @@ def write_page(
 
 def to_json(document: Mapping) -> str:
     return json.dumps(document, allow_nan=False, separators=(",", ":"))
-
-
-def _plain(value):
-    """Return JSON types in which null stands for what is no number."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
