@@ -4,9 +4,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
-from typing import NamedTuple
 
 from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack, OwnLine
@@ -79,13 +78,6 @@ CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")  # a part of the function around
 
 
-class Code(NamedTuple):
-    """Where an own function's code is."""
-
-    file: str
-    name: str
-
-
 @dataclass(frozen=True)
 class Line:
     """A line of the person's own code, and the time under it."""
@@ -94,7 +86,7 @@ class Line:
     line: int
     text: str
     account: str  # of ACCOUNTS
-    seconds: float
+    seconds: float = 0.0
     kind: str = ""  # a noun of KINDS, "Python", or "" for torch's own work
     caller: int = 0  # line of the training loop, or of a function around it, that led there, where that is another line
     caller_file: str = ""
@@ -142,12 +134,11 @@ def attribute(
     moving: own lines that make of gradients what is added to weights, as an optimiser.
     others, held: identities of modules that are not trained, or not any more; and of those that are.
     """
-    names = [Code(code.co_filename, code.co_name) for code in codes]
-    training = _Training(seen, names, step, backward, tracked, moving, others)
+    training = _Training(seen, list(codes), step, backward, tracked, moving, others)
     regions = {training.find_region(s) for s in seen if training.find_phase(s) == "validation"} - {None}
     asks = training.find_asking(seen, held)
     accounts: defaultdict[str, float] = defaultdict(float)
-    lines: defaultdict[_Key, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))  # seconds by library
+    lines: defaultdict[Line, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))  # seconds by library
     inside = made = graphs = forward = 0.0  # seconds; of data that the model is asked for; of a validation's forward
     backward_too = False
     for s, seconds in seen.items():
@@ -168,34 +159,16 @@ def attribute(
     return Attribution(dict(accounts), found, inside, training.loop, builds_graphs, made > 0.5 * accounts["data"])
 
 
-class _Key(NamedTuple):
-    """What is told as one line."""
-
-    file: str
-    line: int
-    account: str
-    call: tuple[str, int]  # file and line of the training loop, or of a function around it, that led there; else "", 0
-    function: str
-
-
 class _Training:
     """The loop over batches, and what of a look tells which part of it is under way."""
 
-    def __init__(
-        self,
-        seen: Iterable[CallStack],
-        names: list[Code],
-        step: tuple[OwnLine, ...],
-        backward: tuple[OwnLine, ...],
-        tracked: Collection[OwnLine],
-        moving: Collection[OwnLine],
-        others: Collection[int],
-    ):
-        self._names, self._tracked, self._moving = names, tracked, moving
+    def __init__(self, seen, codes: list[CodeType], step, backward, tracked, moving, others):
+        """Take what `attribute` does."""
+        self._codes, self._tracked, self._moving = codes, tracked, moving
         self._of_step = {number for number, _ in step}
         # The innermost loop around an optimiser's step that holds the pass backward too: a loop over several
         # optimisers, or over batches that are added up, holds one of the two.
-        around = [(span, *at) for at in step for span in reversed(source.find_loops(names[at[0]].file, at[1]))]
+        around = [(span, *at) for at in step for span in reversed(source.find_loops(codes[at[0]].co_filename, at[1]))]
         both = (x for x in around if not backward or any(n == x[1] and x[0].holds(x[0].file, at) for n, at in backward))
         self.loop: Span | None
         self.loop, self._owner, self._step = next(both, around[0] if around else (None, -1, 0))
@@ -216,17 +189,17 @@ class _Training:
         return min((line for line in lines if not source.find_no_grad(file, line)), default=self._step)
 
     def _is_quiet(self, s: CallStack) -> bool:
-        return s.quiet or any(source.find_no_grad(self._names[n].file, line) for n, line in s.own[s.inside :])
+        return s.quiet or any(source.find_no_grad(self._codes[n].co_filename, line) for n, line in s.own[s.inside :])
 
     def _is_named_validation(self, s: CallStack) -> bool:
-        if any(WORDS_OF_VALIDATION.search(self._names[n].name) for n, _ in s.own if n not in self._of_step):
+        if any(WORDS_OF_VALIDATION.search(self._codes[n].co_name) for n, _ in s.own if n not in self._of_step):
             return True
         at = next((at for at in s.own if at[0] in self._of_step), None)
-        text = VALUES.sub("", source.read_line(self._names[at[0]].file, at[1])) if at else ""
+        text = VALUES.sub("", source.read_line(self._codes[at[0]].co_filename, at[1])) if at else ""
         return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
 
     def _is_in_inner_loop(self, s: CallStack) -> bool:
-        loops = (span for number, line in s.own for span in source.find_loops(self._names[number].file, line))
+        loops = (span for number, line in s.own for span in source.find_loops(self._codes[number].co_filename, line))
         return any(not source.counts_only(span) for span in loops if not self._is_around(span))
 
     def _is_around(self, span: Span) -> bool:
@@ -252,11 +225,11 @@ class _Training:
         around = s.own[s.inside :]  # the model itself is called in training too
         for number, _ in reversed(around):
             if number not in self._of_step:
-                return self._names[number]
+                return self._codes[number].co_filename, self._codes[number].co_name
         if not around:
             return None
         number, line = around[0]
-        file = self._names[number].file
+        file = self._codes[number].co_filename
         for node in source.find_path(file, line):
             span = source.to_span(file, node)
             apart = not isinstance(node, source.SCOPES) and not span.holds(file, self._step if self.loop else 0)
@@ -267,7 +240,7 @@ class _Training:
     def find_line(self, s: CallStack) -> int:
         """Return the line of the loop over batches that a look is at or below, 0 where it is outside it."""
         line = next((line for number, line in s.own if number == self._owner), 0) if self.loop else 0
-        return line if self.loop and self.loop.holds(self._names[self._owner].file, line) else 0
+        return line if self.loop and self.loop.holds(self._codes[self._owner].co_filename, line) else 0
 
     def find_asking(self, seen: Iterable[CallStack], held: Collection[int]) -> float:
         """Return the first line of the loop at which the trained model is asked without gradients, else infinity."""
@@ -285,30 +258,29 @@ class _Training:
         if account in ("", "data") and in_region:
             account = "validation"
         elif account == "":
-            account = "data" if self._prepares(s, here) else "rest"
+            account = "rest"
+            if self.loop and here and s.library not in KINDS[1][1]:  # a progress bar around the loader draws
+                # The head of the loop makes its batch; of a loop that counts, what is before a model too.
+                if here <= self.loop.head or (here < self._forward and source.counts_only(self.loop)):
+                    account = "data"
         return "outside" if self.loop and not here and account in ("rest", "data") else account
 
-    def _prepares(self, s: CallStack, here: int) -> bool:
-        """Say whether a line of the loop makes its batch: its head, or of a loop that counts what is before a model."""
-        if not here or s.library in KINDS[1][1]:  # a progress bar around the loader draws
-            return False
-        assert self.loop is not None
-        return here <= self.loop.head or (here < self._forward and source.counts_only(self.loop))
-
-    def find_key(self, s: CallStack, here: int, account: str) -> _Key:
+    def find_key(self, s: CallStack, here: int, account: str) -> Line:
+        """Return what is told as one line, without its text and seconds."""
         number, line = s.own[0]
-        file = self._names[number].file
-        function = next((self._names[n].name for n, _ in s.own if self._names[n].name not in COMPREHENSIONS), "")
+        file = self._codes[number].co_filename
+        function = next((self._codes[n].co_name for n, _ in s.own if self._codes[n].co_name not in COMPREHENSIONS), "")
         led = (self._owner, here) if here else next((at for at in s.own if at[0] in self._of_step), s.own[0])
-        call = self._names[led[0]].file, led[1]
-        return _Key(file, line, account, call if call != (file, line) else ("", 0), function)
+        call = self._codes[led[0]].co_filename, led[1]
+        caller_file, caller = call if call != (file, line) else ("", 0)
+        return Line(file, line, "", account, caller=caller, caller_file=caller_file, function=function)
 
-    def name_lines(self, lines: dict[_Key, defaultdict[str, float]]) -> list[Line]:
+    def name_lines(self, lines: dict[Line, defaultdict[str, float]]) -> list[Line]:
         """Return the lines, the longest first."""
         total = {key: sum(libraries.values()) for key, libraries in lines.items()}
         for key in list(total):  # what a line does after its last call is seen at the next one's
             earlier = source.find_unpacking(key.file, key.line) if key.account in ("data", "rest") else 0
-            moved = key._replace(line=earlier)
+            moved = replace(key, line=earlier)
             if moved in total and UNPACKED * total[key] < total[moved]:
                 total[moved] += total.pop(key)
         found = []
@@ -318,10 +290,9 @@ class _Training:
             # At last the outermost of those within the loop over batches, or a function.
             loops = (span.start for span in source.find_loops(key.file, key.line) if not self._is_around(span))
             found.append(
-                Line(
-                    key.file, key.line, text, key.account, seconds,
-                    kind=find_kind(text, library), caller=key.call[1], caller_file=key.call[0],
-                    by_torch=library == "torch", function=key.function, around=next(loops, 0),
+                replace(
+                    key, text=text, seconds=seconds, kind=find_kind(text, library), by_torch=library == "torch",
+                    around=next(loops, 0),
                 )
             )  # fmt: skip
         return sorted(found, key=lambda line: -line.seconds)
@@ -344,12 +315,10 @@ def find_kind(text: str, library: str) -> str:
 
 def cure_of(kind: str) -> str:
     """Return the cure for a kind of line."""
-    for noun, _, _, cure in KINDS:
-        if noun == kind:
-            return cure
-    if kind == "compiling":
-        return "give the model inputs of one shape and dtype: each new one is compiled anew"
-    return "take it out of the step, do it every hundredth step, or write it with torch on the whole batch"
+    cures = {noun: cure for noun, _, _, cure in KINDS}
+    cures["compiling"] = "give the model inputs of one shape and dtype: each new one is compiled anew"
+    otherwise = "take it out of the step, do it every hundredth step, or write it with torch on the whole batch"
+    return cures.get(kind, otherwise)
 
 
 def cure_between_steps(line: Line) -> str:
