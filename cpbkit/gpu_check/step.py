@@ -45,7 +45,6 @@ class Step:
     device: str = ""  # "" takes the GPU where there is one
     samples: int = 0  # a batch; 0 takes the length of its first tensor
     workers: int = 0  # of the loader
-    batch_axis: int = 0  # along which the samples of a batch lie
     graph: bool = False  # on a GPU it is replayed as one CUDA graph
     variants: dict[str, "Step"] = field(default_factory=dict)  # fix -> the step with it applied
     stacked: Callable[[int], "Step"] | None = None  # the same step for n series at once
@@ -74,9 +73,9 @@ class Step:
         """Return the step on so many samples: of the batch, cut or repeated, or of a step made for it."""
         if self.resized:
             return self.resized(samples).loop()
-        if not count_samples(batch, self.batch_axis):
+        if not count_samples(batch):
             raise ValueError("this step's batch has no tensor with an axis of samples")
-        fitted = resize(batch, samples, self.batch_axis)
+        fitted = resize(batch, samples)
         return lambda: self.train(fitted)
 
 
@@ -146,7 +145,7 @@ def _measure(step: Step, seconds: float, clock, count) -> Measured:
         optimizer_share=_time_optimizer(step, clock, batch),
         growth=slope if leaks else 0.0,
         spread=spread,
-        batch=step.samples or count_samples(batch, step.batch_axis),
+        batch=step.samples or count_samples(batch),
         workers=step.workers,
         arithmetic=_arithmetic(census, step.place),
         precision=census.precision,

@@ -12,20 +12,20 @@ def to_device(batch, device: str):
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
 
 
-def resize(batch, samples: int, axis: int = 0):
-    """Cut or repeat every tensor of a batch to so many samples along an axis."""
+def resize(batch, samples: int):
+    """Cut or repeat every tensor of a batch to so many samples."""
 
     def fit(thing):
-        if not isinstance(thing, Tensor) or thing.dim() <= axis:
+        if not isinstance(thing, Tensor) or not thing.dim():
             return thing
-        return thing.index_select(axis, torch.arange(samples, device=thing.device) % thing.shape[axis])
+        return thing.index_select(0, torch.arange(samples, device=thing.device) % len(thing))
 
     return tree_map(fit, batch)
 
 
-def count_samples(batch, axis: int = 0) -> int:
+def count_samples(batch) -> int:
     """Return the samples of a batch, by its first tensor."""
-    return next((t.shape[axis] for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > axis), 0)
+    return next((len(t) for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), 0)
 
 
 def find_misplaced(model, batch, optimizer=None, device: str = "cuda", used: set[int] | None = None) -> list[str]:

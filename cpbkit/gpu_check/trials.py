@@ -166,7 +166,7 @@ def _try_graph(step: Step, seconds: float) -> Gain | None:
 def _try_larger(step: Step, seconds: float) -> Gain | None:
     """Double the batch until samples a second stop growing by a tenth; the gain is at that knee."""
     batch = next(step.feed())
-    samples = step.samples or count_samples(batch, step.batch_axis)
+    samples = step.samples or count_samples(batch)
     if not (samples and (step.resized or step.batches)):
         return None
     clock, rates = make_clock(step.place), []
