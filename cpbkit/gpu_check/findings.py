@@ -192,12 +192,12 @@ def _host(f: Facts) -> Iterator[Finding]:
     if f.cores <= 2:
         text = f"{f.cores} CPU core{'s' * (f.cores > 1)}: workers of a DataLoader would compete with the training loop"
         yield Finding("note", "", text)
-    tell = "; ".join(f"{name} ({size / 1e9:.2f} GB)" for name, size in f.clearable)
+    clearable = "; ".join(f"{name} ({size / 1e9:.2f} GB)" for name, size in f.clearable)
+    cure = f"; safe to delete, costs only compiling again: {clearable}" if clearable else ""
     if f.disk_free < LOW_DISK:
-        cure = f"safe to delete, costs only compiling again: {tell}" if tell else "found nothing safe to delete"
-        yield Finding("WARN", "", f"{f.disk_free / 1e9:.1f} GB of disk left; {cure}")
+        text = f"{f.disk_free / 1e9:.1f} GB of disk left{cure or '; found nothing safe to delete'}"
+        yield Finding("WARN", "", text)
     else:
-        text = f"; safe to delete, costs only compiling again: {tell}" if tell else ""
-        yield Finding("ok", "", f"{f.disk_free / 1e9:.0f} GB of disk free{text}")
+        yield Finding("ok", "", f"{f.disk_free / 1e9:.0f} GB of disk free{cure}")
     if f.place in KEEPING:
         yield Finding("note", "", KEEPING[f.place])
