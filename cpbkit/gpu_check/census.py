@@ -27,9 +27,8 @@ OPTIMIZERS = os.path.join(OWN[0], "optim") + os.sep
 class Census(TorchDispatchMode):
     """Count while active; `end_step()` after each step. Works on any device, meta included."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler, seconds, to guard a method that never compiles
+    # Torch would import its compiler, seconds, to guard a method that never compiles.
+    _should_skip_dynamo = classmethod(lambda cls: False)
 
     def __init__(self):
         super().__init__()

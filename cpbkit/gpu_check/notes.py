@@ -196,13 +196,13 @@ class Notes:
         model = min(seen.model * seen.seconds, self.cpu) / steps  # on a busy machine the rest is other programs' time
         repeated, within, repeated_at = self._find_repeated()
         calls, calls_line, every_sample = self._find_calls(found)
-        denormal, computing = counted.denormal_line, counted.estimate_computing()
+        denormal = counted.denormal_line
         return dataclasses.replace(
             seen,
             operators=counted.own_count,
-            starting=counted.estimate_starting(computing, model, counted.own_count) if model else math.nan,
+            starting=counted.estimate_starting(model, counted.own_count),
             operators_all=counted.whole_count,
-            starting_all=counted.estimate_starting(computing, model, counted.whole_count) if model else math.nan,
+            starting_all=counted.estimate_starting(model, counted.whole_count),
             float64=counted.wide_seconds / max(counted.seconds, 1e-9),
             float64_line=self._find_text(r"\.double\(\)|float64|set_default_dtype|from_numpy\("),
             taken=self._find_taken(found, counted, seen.seconds),
@@ -371,7 +371,7 @@ class Notes:
                 if not within:
                     again = [(c.results[key], c.results[key].seconds) for key in same]
                 for result, seconds in again:
-                    lines[result.again if within else result.line] += seconds
+                    lines[result.again if within else result.own[0]] += seconds
                 shares.append(sum(seconds for _, seconds in again) / c.seconds if c.seconds else 0.0)
             found.append((median(shares), within, max(lines, key=lines.__getitem__, default=None)))
         return max(found, key=lambda each: each[0])

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass
 from types import FrameType
 
 import torch
@@ -45,32 +46,28 @@ SLOW_FLOPS, SLOW_POINTS = 2e10, 1e9  # a second, of a core: of products, and of 
 CALIBRATING = 30  # additions of one number, of which the fastest is what an operator costs before it computes
 
 
+@dataclass(slots=True)
 class Calls:
     """What one own line asks of torch in a step."""
 
-    __slots__ = ("count", "seconds", "tracked")
-
-    def __init__(self):
-        self.count = 0
-        self.seconds = 0.0
-        self.tracked = False  # towards a loss: what is computed here is a part of the model, and no batch
+    count: int = 0
+    seconds: float = 0.0
+    tracked: bool = False  # towards a loss: what is computed here is a part of the model, and no batch
 
 
+@dataclass(slots=True)
 class Result:
     """The same numbers, made once or more in a step."""
 
-    __slots__ = ("_first", "again", "calls", "line", "seconds", "tracked")
-
-    def __init__(self, own: tuple[OwnLine, ...]):
-        self._first = own
-        self.line = self.again = own[0]  # that makes them; that makes them again
-        self.calls = 0
-        self.seconds = 0.0
-        self.tracked = False  # made of weights: the next step's are others
+    own: tuple[OwnLine, ...]  # that make them, the innermost first
+    again: OwnLine  # that makes them again
+    calls: int = 0
+    seconds: float = 0.0
+    tracked: bool = False  # made of weights: the next step's are others
 
     def add(self, own: tuple[OwnLine, ...], seconds: float, tracked: bool) -> None:
         # Where two calls part, from the outside: of a model that is called twice, the second call.
-        parted = (at for at, first in zip(own[::-1], self._first[::-1], strict=False) if at != first)
+        parted = (at for at, first in zip(own[::-1], self.own[::-1], strict=False) if at != first)
         self.again = next(parted, own[0])
         self.calls += 1
         self.seconds += seconds
@@ -80,9 +77,7 @@ class Result:
 class Operators(TorchDispatchMode):
     """Count while active. The step runs as ever: each operator is called once, as the person called it."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in census.Census
+    _should_skip_dynamo = classmethod(lambda cls: False)  # as in census.Census
 
     def __init__(self, roles: Roles, weights: Collection[torch.Tensor] = ()):
         super().__init__()
@@ -131,17 +126,17 @@ class Operators(TorchDispatchMode):
         self.count, self.seconds = 0, 0.0
         return min(times)
 
-    def estimate_computing(self) -> float:
-        """Return the seconds beyond what operators cost that compute nothing."""
-        noted = sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
-        return noted * (1 + self.beyond / max(self.count, 1))
-
-    def estimate_starting(self, computing: float, model: float, count: float) -> float:
+    def estimate_starting(self, model: float, count: float) -> float:
         """Return the share of the model's seconds a step that goes into starting so many operators.
 
-        What is not computing is not all starting where other programs hold the machine back: an operator with its part
-        of Python and autograd costs up to some times what an empty one takes.
+        What operators take beyond those that compute nothing is computing. What is not is not all starting where other
+        programs hold the machine back: an operator with its part of Python and autograd costs up to some times what an
+        empty one takes.
         """
+        if not model:
+            return math.nan
+        noted = sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
+        computing = noted * (1 + self.beyond / max(self.count, 1))
         return max(0.0, min(1 - computing / model, STARTING * count * self.base / model))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -253,7 +248,7 @@ class Operators(TorchDispatchMode):
         flat = made.detach().reshape(-1)
         numbers = *flat[:: max(1, len(flat) // SAMPLED)].tolist(), flat.sum().item(), flat.norm().item()
         if len(set(numbers)) > 3:  # zeros and ones are no result
-            result = self.results.setdefault((packet, *numbers), Result(stack.own))
+            result = self.results.setdefault((packet, *numbers), Result(stack.own, stack.own[0]))
             result.add(
                 stack.own, seconds, any(isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves(args))
             )
