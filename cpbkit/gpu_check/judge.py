@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from cpbkit.gpu_check.causes import DEVICE_BUSY, OPTIMIZER, Cause, find_causes, fix
 from cpbkit.gpu_check.diagnosis import Diagnosis, Fix
-from cpbkit.gpu_check.numbers import NAN, Policy
+from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.seen import Seen
 from cpbkit.quantities import counted
 
@@ -20,7 +20,7 @@ def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = ()) -> Dia
         text = f"Only {counted(seen.steps, 'step')} in {seen.seconds:.1f} s: watch a loop for some seconds."
         if not seen.steps:
             text = "No step of an optimiser of torch's was seen: is the loop inside the watch, and in this process?"
-        return Diagnosis("INCONCLUSIVE", "", text, evidence, (), seen.problems, Policy())
+        return Diagnosis("INCONCLUSIVE", "", text, evidence, (), seen.problems)
     worst, *others = find_causes(seen) or [Cause(0.0, "DEVICE_BOUND", "", _say_healthy(seen))]
     beside = [f"{cause.verdict}: {cause.text}" for cause in others]
     beside += [f"{code}: {words}" for code, words in environment]
@@ -28,7 +28,7 @@ def judge_loop(seen: Seen, environment: tuple[tuple[str, str], ...] = ()) -> Dia
     if seen.growth and not seen.kept and worst.verdict != "MEMORY_GROWTH" and sure:
         beside.append(f"MEMORY_GROWTH: memory grows by {seen.growth / 1024:,.0f} KB a step")
     fixes = (*worst.fixes, *(_advise_healthy(seen) if worst.verdict == "DEVICE_BOUND" else ()))
-    return Diagnosis(worst.verdict, worst.reason, worst.text, evidence, fixes, (*beside, *seen.problems), Policy())
+    return Diagnosis(worst.verdict, worst.reason, worst.text, evidence, fixes, (*beside, *seen.problems))
 
 
 def _advise_healthy(seen: Seen) -> Iterator[Fix]:

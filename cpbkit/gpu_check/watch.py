@@ -23,7 +23,6 @@ from cpbkit.gpu_check.findings import check_environment
 from cpbkit.gpu_check.graphs import find_weights, tie_mark
 from cpbkit.gpu_check.judge import judge_loop
 from cpbkit.gpu_check.notes import COUNTED, Notes
-from cpbkit.gpu_check.numbers import Policy
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.seen import Seen
 from cpbkit.gpu_check.shares import ACCOUNTS, attribute
@@ -101,7 +100,7 @@ class Watch:
             self._result = self._add_up()
         except Exception as failure:  # a mistake in here must not cost a person the end of a training
             text = f"The watch itself failed: {type(failure).__name__}: {failure}."
-            self._result = Seen(0.0, 0, 0, {}), Diagnosis("INCONCLUSIVE", "", text, (), (), (), Policy())
+            self._result = Seen(0.0, 0, 0, {}), Diagnosis("INCONCLUSIVE", "", text, (), (), ())
         # A loop over epochs makes a watch an epoch: it speaks where it has something new to say.
         if self._tells and _told.get(self._place) != self.verdict:
             _told[self._place] = self.verdict
