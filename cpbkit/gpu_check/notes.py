@@ -9,7 +9,7 @@ import math
 import re
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -78,8 +78,7 @@ class Notes:
     by_hand: bool = False  # weights are moved without an optimiser of torch's
     weights: list[weakref.ref] = field(default_factory=list)  # that backward reaches
     reached: dict[int, int] = field(default_factory=dict)  # their identities -> their numbers
-    unregistered: bool = False  # layers that the loss reaches lie in a plain list
-    replaced: bool = False  # layers that the loss reaches took the place of some that an optimiser holds
+    wrong: set[str] = field(default_factory=set)  # with layers that the loss reaches, as `find_wrong` tells
     second_graph: bool = False  # a pass backward builds one, as with create_graph=True
     retained: OwnLine | None = None  # a pass backward that keeps its graph, as with retain_graph=True
     collected: bool = False  # garbage, to tell it from what is kept
@@ -89,9 +88,7 @@ class Notes:
     memory: list[tuple[int, float]] = field(default_factory=list)  # (steps, bytes)
     busy: list[float] = field(default_factory=list)
     behind: list[bool] = field(default_factory=list)
-    loaders: dict[DataLoader, OwnLine | None] = field(
-        default_factory=dict
-    )  # with the lines that asked for their batches
+    loaders: dict[DataLoader, OwnLine | None] = field(default_factory=dict)  # with the lines that asked for batches
     starts: list[OwnLine | None] = field(default_factory=list)  # lines at which workers were started
     problems: list[str] = field(default_factory=list)
 
@@ -182,12 +179,17 @@ class Notes:
         What is seen after that one is no part of the training.
         """
         epochs = source.find_loops(found.loop.file, found.loop.start)[:-1] if found.loop else []
-        late = self.sampler.late
+        return self._within(self.sampler.late, epochs)
+
+    def _within(
+        self, looks: Iterable[tuple[CallStack, float]], spans: Collection[source.Span]
+    ) -> list[tuple[CallStack, float]]:
+        """Return the looks at lines of some loops."""
         files = [code.co_filename for code in self.roles.codes]  # after what the other thread has seen
         return [
             (stack, seconds)
-            for stack, seconds in late
-            if any(span.holds(files[number], line) for span in epochs for number, line in stack.own)
+            for stack, seconds in looks
+            if any(span.holds(files[number], line) for span in spans for number, line in stack.own)
         ]
 
     def _add_operators(self, seen: Seen, counted: Operators, found: Attribution) -> Seen:
@@ -196,6 +198,7 @@ class Notes:
         model = min(seen.model * seen.seconds, self.cpu) / steps  # on a busy machine the rest is other programs' time
         repeated, within, repeated_at = self._find_repeated()
         calls, calls_line, every_sample = self._find_calls(found)
+        padded = next((c.padding[2] for c in self.counted if c.padding), None)
         denormal = counted.denormal_line
         return dataclasses.replace(
             seen,
@@ -222,7 +225,7 @@ class Notes:
                 r"detect_anomaly|\bprofile\(|emit_nvtx|Profile\(|setprofile|settrace|tracemalloc"
             ),
             padding=min((c.padding[:2] for c in self.counted if c.padding and not c.packed), default=(0.0, False)),
-            padding_line=self._find_padding_line(),
+            padding_line=padded and (self._find_text(PADDING) or self._find_text(LENGTH) or self._line(padded)),
             denormal=(counted.denormal_seconds / max(counted.seconds, 1e-9), denormal and self._line(denormal)),
             last=max(c.last for c in self.counted),
             last_line=self._find_text(r"\[:, *-1"),
@@ -254,14 +257,10 @@ class Notes:
             computing = seconds > 0.3 * spent or spent < SLOW_LINE * (count + 1)
             if counted is None:
                 computing = not line.kind
-            if (
-                computing
-                and line.account == "rest"
-                and line.seconds > BESIDE[bool(line.around)] * total
-                and not _only_passes(line)
-            ):
-                python.append(line)  # torch's work, and none that a loss comes from
-            elif not computing and (line.account == "rest" or line.kind or count < 50) and not _only_passes(line):
+            told = line.account == "rest" or line.kind or count < 50
+            if computing:  # torch's work, and none that a loss comes from
+                told = line.account == "rest" and line.seconds > BESIDE[bool(line.around)] * total
+            if told and not _only_passes(line):
                 python.append(line)
         return tuple(python)
 
@@ -273,8 +272,8 @@ class Notes:
             spans = self._find_inner_loops(line, found)
             if length < 8 or not 0.9 <= rows / length <= TAKEN or not spans or _goes_through_time(spans[-1]):
                 continue
-            share = sum(self._under(spans[-1]).values()) / total
-            taken.append(Taken(line, rows, share))
+            under = self._within(dict(self.sampler.seen).items(), spans[-1:])
+            taken.append(Taken(line, rows, sum(seconds for _, seconds in under) / total))
         return tuple(sorted(taken, key=lambda t: -t.share))
 
     def _find_pairs(self, found: Attribution, counted: Operators) -> Line | None:
@@ -293,14 +292,6 @@ class Notes:
         if span is None or loops[span] < max(PAIRS, forward / 2):
             return None
         return Line(span.file, span.start, source.read_line(span.file, span.start), "forward", 0.0)
-
-    def _under(self, span: source.Span) -> dict:
-        files = [code.co_filename for code in self.roles.codes]
-        return {
-            s: seconds
-            for s, seconds in dict(self.sampler.seen).items()
-            if any(span.holds(files[number], line) for number, line in s.own)
-        }
 
     @property
     def _moved(self) -> set[int]:
@@ -386,10 +377,8 @@ class Notes:
             file = self.roles.codes[at[0]].co_filename if at else ""
             if at and loop and loop.holds(file, at[1]) and at[1] <= loop.head and find_sorted(loader):
                 wrong["SORTED"] = at
-        if self.unregistered and self.backward:
-            wrong["UNREGISTERED"] = self.backward[0]
-        if self.replaced and self.backward:
-            wrong["REPLACED"] = self.backward[0]
+        if self.backward:
+            wrong |= dict.fromkeys(self.wrong, self.backward[0])
         both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
         if len(self.optimizers) == 1 and max(both.values(), default=0) == 2:
             wrong["UNPAIRED"] = max(both, key=both.__getitem__)
@@ -401,25 +390,24 @@ class Notes:
                 line = self._find_text(unsound.pattern) or line
             yield unsound, line or backward
 
-    def has_unregistered(self) -> bool:
-        """Say whether a part of a model has layers in a plain list or dictionary, which the loss reaches."""
-        moved, reached = self._moved, set(self.reached)
-        held = (vars(part).items() for model in self.roles.alive().values() for part in model.modules())
+    def find_wrong(self) -> set[str]:
+        """Return what is wrong with layers that the loss reaches, of soundness.OF_OPERATORS.
+
+        UNREGISTERED: they lie in a plain list or dictionary of a model. REPLACED: an optimiser holds weights of a
+        running model, and in place of theirs some that are in none.
+        """
+        moved, reached, models, wrong = self._moved, set(self.reached), self.roles.alive().values(), set()
+        held = (vars(part).items() for model in models for part in model.modules())
         collections = (thing for each in held for name, thing in each if not name.startswith("_"))
         things = (c.values() if isinstance(c, dict) else c for c in collections if isinstance(c, (list, tuple, dict)))
         layers = (layer for each in things for layer in each if isinstance(layer, nn.Module))
-        weights = {id(weight) for layer in layers for weight in layer.parameters()}
-        return bool(moved) and bool(weights & reached) and not weights & moved
-
-    def has_replaced(self) -> bool:
-        """Say whether an optimiser holds weights of a running model, and in place of others some that are in none."""
-        held = {id(weight) for model in self.roles.alive().values() for weight in model.parameters()}
-        reached, moved = set(self.reached), self._moved
-        return bool(moved & held) and bool(moved - held - reached) and bool(reached & held - moved)
-
-    def _find_padding_line(self) -> Line | None:
-        at = next((c.padding[2] for c in self.counted if c.padding), None)
-        return at and (self._find_text(PADDING) or self._find_text(LENGTH) or self._line(at))
+        listed = {id(weight) for layer in layers for weight in layer.parameters()}
+        if moved and listed & reached and not listed & moved:
+            wrong.add("UNREGISTERED")
+        own = {id(weight) for model in models for weight in model.parameters()}
+        if moved & own and moved - own - reached and reached & own - moved:
+            wrong.add("REPLACED")
+        return wrong
 
     def find_weights(self) -> list[torch.Tensor]:
         """Return the weights that are trained: the optimiser's, or by hand those that backward reaches."""

@@ -257,8 +257,7 @@ class Watch:
             notes.step = notes.roles.read(frame).own  # the last one: a first step may be a trial, or of another loop
             # At the end of a function its model and its list of losses are gone.
             notes.kept = notes.find_kept() or notes.kept
-            notes.unregistered = notes.unregistered or notes.has_unregistered()
-            notes.replaced = notes.replaced or notes.has_replaced()
+            notes.wrong |= notes.find_wrong()
         if torch.cuda.is_initialized():
             self._ask_device()
         compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
