@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import Launch, Machine, Workload, examine, run_calls, run_loop
 
-from cpbkit.gpu_check.ceilings import list_ceilings, pool, predict
 from cpbkit.gpu_check.diagnosis import CURES, STOPPERS, VERDICTS, decide
-from cpbkit.gpu_check.numbers import Numbers
+from cpbkit.gpu_check.numbers import Numbers, list_ceilings, pool, predict
 
 HEALTHY = Numbers(loop=10, cached=10, host=2, device=9.9, loader=0.5, filled=0.9)
 CELL = Numbers(

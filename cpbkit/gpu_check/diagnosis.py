@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from cpbkit.gpu_check.ceilings import list_ceilings, pool
-from cpbkit.gpu_check.numbers import POLICY, Numbers, Policy
+from cpbkit.gpu_check.numbers import POLICY, Numbers, Policy, list_ceilings, pool
 
 
 @dataclass(frozen=True)
