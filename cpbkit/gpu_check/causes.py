@@ -54,14 +54,10 @@ class Cause:
 def find_causes(seen: Seen) -> list[Cause]:
     """Return all that is wrong with a loop, the worst first."""
     # A host that waits for its device may wait at any line, which costs nothing.
-    rules = ALWAYS if is_held_by_device(seen) else ALWAYS + BESIDE_DEVICE
+    held = seen.on_gpu and (seen.busy > DEVICE_BUSY or (math.isnan(seen.busy) and seen.behind > 0.5))
+    rules = ALWAYS if held else ALWAYS + BESIDE_DEVICE
     found = (cause for rule in rules for cause in rule(seen))
     return sorted(found, key=lambda cause: -cause.weight)
-
-
-def is_held_by_device(seen: Seen) -> bool:
-    """Say whether the device beside the host sets the pace."""
-    return seen.on_gpu and (seen.busy > DEVICE_BUSY or (math.isnan(seen.busy) and seen.behind > 0.5))
 
 
 def fix(name: str, gain: float, note: str) -> tuple[Fix, ...]:

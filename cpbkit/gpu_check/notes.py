@@ -234,7 +234,7 @@ class Notes:
 
     def _line(self, at: OwnLine) -> Line:
         file = self.roles.codes[at[0]].co_filename
-        return Line(file, at[1], source.read_line(file, at[1]), "", 0.0)
+        return Line(file, at[1], source.read_line(file, at[1]), "")
 
     def _find_python(self, found: Attribution, counted: Operators | None, each: float) -> tuple[Line, ...]:
         """Return lines in the step whose time is not torch's: of a known kind, or slow for the operators they call."""
@@ -291,7 +291,7 @@ class Notes:
         span = max(loops, key=loops.__getitem__, default=None)
         if span is None or loops[span] < max(PAIRS, forward / 2):
             return None
-        return Line(span.file, span.start, source.read_line(span.file, span.start), "forward", 0.0)
+        return Line(span.file, span.start, source.read_line(span.file, span.start), "forward")
 
     @property
     def _moved(self) -> set[int]:
@@ -430,7 +430,7 @@ class Notes:
         line = line or (self._find_text(r"\bDataLoader\((?!.*batch_size)") if sizes and rows == 1 else None)
         if line is None and found.loop:
             file, at = found.loop.file, found.loop.start
-            line = Line(file, at, source.read_line(file, at), "data", 0.0)
+            line = Line(file, at, source.read_line(file, at), "data")
         return rows, line
 
     def _find_text(self, pattern: str) -> Line | None:
@@ -442,7 +442,7 @@ class Notes:
         for file, at in itertools.chain(seen, rest):
             text = source.read_line(file, at)
             if re.search(pattern, text.partition("#")[0]) and not text.startswith(("import ", "from ")):
-                return Line(file, at, text, "outside", 0.0)
+                return Line(file, at, text, "outside")
         return None
 
     def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
