@@ -1,5 +1,6 @@
 """What is noted of a loop, apart from a loop."""
 
+import copy
 import dataclasses
 import itertools
 import re
@@ -113,6 +114,55 @@ def test_gradients_of_all_rows_of_an_embedding_are_counted_unless_they_are_spars
     with counted:
         table(torch.arange(12).view(3, 4)).sum().backward()
     assert counted.dense == ({} if sparse else {100: (12, 800)})
+
+
+@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize("take", [lambda x, i: x[i], lambda x, i: torch.index_select(x, 0, i)])
+def test_gradients_of_all_rows_of_a_weight_that_is_indexed_are_counted(take, moved):
+    weight = nn.Parameter(torch.randn(100, 8))
+    counted = Operators(Roles(), [weight] if moved else ())
+    with counted:
+        take(weight, torch.arange(12)).sum().backward()
+    assert counted.dense == ({100: (12, 800)} if moved else {})
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_a_product_of_ones_and_zeros_is_told_from_one_of_numbers(hot, monkeypatch):
+    monkeypatch.setattr("cpbkit.gpu_check.operators.SLOW", 0.0)
+    x = torch.zeros(64, 300).scatter_(1, torch.randint(300, (64, 1)), 1.0) if hot else torch.rand(64, 300)
+    layer, counted = nn.Linear(300, 8), Operators(Roles(), ())
+    with counted:
+        layer(x).sum().backward()  # product
+    assert (counted.one_hot_line is not None) == (counted.one_hot_seconds > 0) == hot
+    assert not hot or counted.one_hot_line[1] == line_of("# product")
+    seen = Seen(10.0, 50, 100, {"forward": 0.4, "backward": 0.5}, one_hot=0.3 if hot else 0.0)
+    assert [cause.reason for cause in find_causes(seen)] == ["ONE_HOT"] * hot
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["copied", "in place"])
+def test_lines_of_one_function_that_take_much_together_are_named(how):
+    """None of them takes much alone."""
+    torch.manual_seed(0)
+    model = dense(384)
+    optimizer, average = torch.optim.SGD(model.parameters(), lr=0.01), copy.deepcopy(model)
+
+    def update():
+        with torch.no_grad():
+            if how == "in place":
+                return torch._foreach_lerp_([*average.parameters()], [*model.parameters()], 0.01)
+            fresh = copy.deepcopy(model)
+            old, new = average.state_dict(), fresh.state_dict()
+            fresh.load_state_dict({name: 0.99 * old[name] + 0.01 * new[name] for name in old})
+            return average.load_state_dict(fresh.state_dict())
+
+    with watch(tell=False, live=False) as w:
+        for _ in steps(40):
+            optimizer.zero_grad()
+            model(X).square().mean().backward()
+            optimizer.step()
+            update()
+    assert (w.verdict == "PYTHON_OR_IO_IN_STEP") == (how == "copied"), w.report()
 
 
 def test_an_optimiser_that_goes_backward_many_times_before_its_first_step_ends_is_counted_from_there():

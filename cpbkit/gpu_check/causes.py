@@ -305,9 +305,11 @@ def _find_repeated(seen: Seen) -> Iterator[Cause]:
 def _find_one_hot(seen: Seen) -> Iterator[Cause]:
     lines = (line for line in seen.lines if line.account in ("forward", "rest", "data") and "one_hot(" in line.text)
     line = max(lines, key=lambda line: line.seconds, default=None)
-    if line and line.seconds > TAKES_MUCH * seen.seconds:
-        weight = line.seconds / seen.seconds
-        text = f"Zeros and ones are multiplied with weights, {weight:.0%} of the time to make them"
+    making, multiplying = line.seconds / seen.seconds if line else 0.0, 2 * seen.one_hot * seen.model  # backward too
+    line, weight = line if making > multiplying else seen.one_hot_line or line, max(making, multiplying)
+    if weight > TAKES_MUCH:
+        text = "Zeros and ones are multiplied with weights"
+        text += f", {making:.0%} of the time to make them" if making > TAKES_MUCH else ""
         cure = "nn.Embedding, or indexing: it reads the rows that a product with ones and zeros would choose"
         yield _cause(weight, "WASTED_WORK/ONE_HOT", text, line, "an embedding", cure)
 

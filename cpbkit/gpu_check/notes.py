@@ -213,7 +213,9 @@ class Notes:
             one_by_one=(calls, calls_line),
             every_sample=every_sample,
             dense=max(counted.dense.items(), key=lambda item: item[1][1], default=None),
-            dense_line=self._find_text(r"\bEmbedding(Bag)?\("),
+            dense_line=self._find_text(r"\bEmbedding(Bag)?\(") or self._find_text(r"\bParameter\("),
+            one_hot=counted.one_hot_seconds / max(counted.seconds, 1e-9),
+            one_hot_line=counted.one_hot_line and self._line(counted.one_hot_line),
             repeated=repeated * seen.model,
             repeated_within=within,
             repeated_line=repeated_at and self._line(repeated_at),
@@ -248,6 +250,10 @@ class Notes:
         # On a busy machine a line takes longer than the processor time by which its operators are timed.
         running = min(1.0, self.cpu / max(self.seconds, 1e-9))
         python = []
+        parts: defaultdict[tuple[str, int], float] = defaultdict(float)  # seconds of each beside the model
+        for line in found.lines:
+            if line.account == "rest":
+                parts[line.part] += line.seconds
         for line in found.lines:
             phase = line.account in ("forward", "backward", "optimiser")
             if not (line.account == "rest" or phase) or (phase and line.by_torch and not line.kind):
@@ -259,7 +265,7 @@ class Notes:
                 computing = not line.kind
             told = line.account == "rest" or line.kind or count < 50
             if computing:  # torch's work, and none that a loss comes from
-                told = line.account == "rest" and line.seconds > BESIDE[bool(line.around)] * total
+                told = line.account == "rest" and parts[line.part] > BESIDE[bool(line.around)] * total
             if told and not _only_passes(line):
                 python.append(line)
         return tuple(python)

@@ -26,6 +26,11 @@ ALONG_FIRST = {aten.select, aten.slice, aten.unbind}  # how a batch is taken apa
 PRODUCTS = {aten.mm, aten.addmm, aten.mv, aten.addmv, aten.bmm, aten.baddbmm, aten.convolution}
 WITH_BIAS = {aten.addmm, aten.addmv, aten.baddbmm}  # what is multiplied comes after it
 DENSE = {aten.embedding_dense_backward, aten._embedding_bag_backward}  # gradients of all rows, 0 in most
+SPREAD = {
+    aten.index_put: 1,
+    aten.index_put_: 1,
+    aten.index_add: 2,
+}  # likewise of a table that is indexed: place of rows
 COMPARING = {aten.sub, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 AGAIN = 8  # products of one weight in a pass forward
 UNSCALED = 100.0  # numbers that layers read, and targets: weights begin so that they are to be near 1
@@ -36,6 +41,7 @@ SQUASHING = {aten.sigmoid, aten._softmax}
 ONE_OF_MANY = {aten.select_backward, aten.slice_backward}
 WIDE, LARGE = 4, 1_000_000  # outputs of a layer for each input, as of a vocabulary; numbers that it makes
 ROWS = 4096  # of a loss's input that are looked at
+VOCABULARY = 256  # columns of a row
 LONG = 16  # ids in a row, from which padding may be most of it
 MOST = 4000  # operators of a step that are noted: to note one takes longer than many an operator
 STARTING = 8  # times what an operator costs that computes nothing: with its line of Python and its part of autograd
@@ -82,6 +88,7 @@ class Operators(TorchDispatchMode):
     def __init__(self, roles: Roles, weights: Collection[torch.Tensor] = ()):
         super().__init__()
         self.roles, self._flow = roles, Flow(weights)
+        self._shapes = {weight.shape for weight in weights if weight.dim() > 0}
         self.moving: set[OwnLine] = set()  # own lines that make of gradients what is added to weights
         self.lines: defaultdict[OwnLine | None, Calls] = defaultdict(Calls)
         self.taken: Counter[tuple[OwnLine, int]] = Counter()  # (line, length of the axis) -> rows taken
@@ -103,6 +110,8 @@ class Operators(TorchDispatchMode):
         self._thin: tuple[StorageWeakRef, int] | None = None  # (a gradient that is 0 but for one step in time, steps)
         self.results: dict[tuple, Result] = {}  # of slow operators forward, by what they made
         self.modules = ModuleCalls(roles)
+        self.one_hot_seconds = 0.0  # of products of rows that are 0 but for a 1
+        self.one_hot_line: OwnLine | None = None
         self.denormal_seconds = 0.0  # of operators on numbers that are nearly 0, which a CPU computes slowly
         self.denormal_line: OwnLine | None = None  # the first that makes some
         self.packed = False  # a recurrent layer is told the lengths of its rows
@@ -215,6 +224,11 @@ class Operators(TorchDispatchMode):
                 self.denormal_line = self.denormal_line or line
         if packet in DENSE and strided:
             self.dense[len(made)] = args[1].numel(), made.numel()
+        if packet in SPREAD and made.shape in self._shapes and torch._C._current_graph_task_id() != -1:
+            rows = args[SPREAD[packet]]
+            first = rows[0] if isinstance(rows, (list, tuple)) else rows
+            if first is not None:  # else all of them
+                self.dense[len(made)] = first.numel(), made.numel()
         if made.dtype == torch.float64:
             self.wide_seconds += seconds
         if packet in PRODUCTS and torch.is_grad_enabled():
@@ -224,8 +238,12 @@ class Operators(TorchDispatchMode):
                 weight = args[-1].data_ptr()
                 self._products[weight] += 1
                 self._most_products = max(self._most_products, self._products[weight])
-            if line and strided and not x.requires_grad and not is_capturing() and x.abs().max() > UNSCALED:
-                self.wrong["INPUTS_NOT_SCALED"] = line
+            if line and strided and not x.requires_grad and not is_capturing():
+                if x.abs().max() > UNSCALED:
+                    self.wrong["INPUTS_NOT_SCALED"] = line
+                if seconds > SLOW and _is_one_hot(x):
+                    self.one_hot_seconds += seconds
+                    self.one_hot_line = line
 
     def _note_modes(self) -> None:
         """Ask at each operator: a mode may be on for a part of the step."""
@@ -323,6 +341,15 @@ def _has_denormals(x) -> bool:
     # By the golden ratio, for an even stride would meet the same few columns in every row.
     some = some[(torch.arange(SAMPLED, dtype=torch.float64) * 0.6180339887 % 1 * len(some)).long()]
     return bool(((some != 0) & (some.abs() < torch.finfo(x.dtype).tiny)).float().mean() > DENORMAL)
+
+
+def _is_one_hot(x: torch.Tensor) -> bool:
+    """Say whether rows, of which some are looked at, are as wide as a vocabulary, and 0 but for a 1."""
+    if x.dim() < 2 or x.shape[-1] < VOCABULARY:
+        return False
+    rows = x.detach().flatten(0, -2)
+    rows = rows[:: max(1, len(rows) // 8)]
+    return bool((rows.count_nonzero(1) == 1).all()) and bool((rows.amax(1) == 1).all())
 
 
 def _usual_seconds(function, packet, args, made: torch.Tensor) -> float:

@@ -54,6 +54,8 @@ class Seen:
     optimizer_line: Line | None = None  # that makes it
     float64_line: Line | None = None  # that asks for it
     small_batch: tuple[int, Line | None] = (0, None)  # samples, where they are few, and the line that says so
+    one_hot: float = 0.0  # share of the operators' time in products of rows that are 0 but for a 1
+    one_hot_line: Line | None = None
     gates: int = 0  # of a recurrence written out, a step
     waits: int = 0  # a step
     wait_lines: tuple[Line, ...] = ()
