@@ -480,7 +480,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_local_result(tmp_path):
     def warm():
         from cpbkit.runs import worker  # noqa: F401  so that both nodes begin at once
 
-    experiment = vary(TINY, epochs=25, patience=25)  # seconds of work for a job
+    experiment = vary(TINY, epochs=100, patience=100)  # seconds of work for a job
     cluster = start_ray(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1}))
     try:
         second = start_ray(lambda: cluster.add_node(num_cpus=1))
