@@ -306,7 +306,9 @@ def _find_one_hot(seen: Seen) -> Iterator[Cause]:
     lines = (line for line in seen.lines if line.account in ("forward", "rest", "data") and "one_hot(" in line.text)
     line = max(lines, key=lambda line: line.seconds, default=None)
     making, multiplying = line.seconds / seen.seconds if line else 0.0, 2 * seen.one_hot * seen.model  # backward too
-    line, weight = line if making > multiplying else seen.one_hot_line or line, max(making, multiplying)
+    weight = max(making, multiplying)
+    if multiplying > making:
+        line = seen.one_hot_line
     if weight > TAKES_MUCH:
         text = "Zeros and ones are multiplied with weights"
         text += f", {making:.0%} of the time to make them" if making > TAKES_MUCH else ""

@@ -36,7 +36,7 @@ STEADY = 0.1  # of a rise, by which the next may be another
 PROBED = 48  # steps, of which the first must have let go of what they computed
 PAIRS = 200  # operators that a loop over pairs starts in a step
 FEW_ROWS = 4  # of the largest product: more may be anything, such as steps in time
-BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a line's, one's in a loop
+BESIDE = 0.35, 0.20  # share of the time above which torch's work beside the model is told: a part's, one in a loop
 GROWN = 50e6  # bytes of the process: less is its allocators settling in
 TIME = re.compile(  # in the head of a loop
     r"\bfor (t|step|time|ts|k|xt|\w+_t)\b|unbind\(\s*(dim=)?1|range\([^)]*(size\(1\)|shape\[1\])"
@@ -476,14 +476,13 @@ class Notes:
         at = alive[max(alive)]
         if at is None:
             return "something"
-        file, line = self.roles.codes[at[0]].co_filename, at[1]
-        if "retain_graph" in source.read_line(file, line):  # a state is carried on with its graph, and nothing added
-            kept = self._line(at)
-            return f"{kept.place}  {kept.text}"
-        match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", source.read_line(file, line))
-        loss = (match[1] or match[2]) if match else "loss"
-        keeping = source.find_keeping(file, line, loss) or source.find_keeping(file, line, "")
-        kept = self._line((at[0], keeping)) if keeping else self._find_text(r"\.register_\w*hook\(") or self._line(at)
+        kept = self._line(at)
+        if "retain_graph" not in kept.text:  # else a state is carried on with its graph, and nothing added
+            match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", kept.text)
+            loss = (match[1] or match[2]) if match else "loss"
+            keeping = source.find_keeping(kept.file, kept.line, loss) or source.find_keeping(kept.file, kept.line, "")
+            hook = None if keeping else self._find_text(r"\.register_\w*hook\(")
+            kept = self._line((at[0], keeping)) if keeping else hook or kept
         return f"{kept.place}  {kept.text}"
 
     def _find_kept_probe(self) -> str:
@@ -499,8 +498,9 @@ class Notes:
         if not kept:
             return ""
         own = min(kept, key=len)
-        called = f", called at {self._line(own[1]).place}," if len(own) > 1 else ""
-        return f"{self._line(own[0]).place}  {self._line(own[0]).text}{called}"
+        line, *around = map(self._line, own)
+        called = f", called at {around[0].place}," if around else ""
+        return f"{line.place}  {line.text}{called}"
 
     def _find_calls(self, found: Attribution) -> tuple[int, Line | None, bool]:
         """Return the calls of a module in a step, for one sample after another; their line; whether for every sample.

@@ -144,7 +144,7 @@ class Operators(TorchDispatchMode):
         """
         if not model:
             return math.nan
-        noted = sum(count * max(0.0, fastest - self.base) for count, fastest in self.kinds.values())
+        noted = sum(calls * max(0.0, fastest - self.base) for calls, fastest in self.kinds.values())
         computing = noted * (1 + self.beyond / max(self.count, 1))
         return max(0.0, min(1 - computing / model, STARTING * count * self.base / model))
 
