@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from cpbkit.gpu_check.watch import watch
 
@@ -127,6 +127,26 @@ def zeroed_by_a_list_that_is_used_up():
         optimizer.zero_grad()  # used up
         nn.functional.mse_loss(model(X), Y).backward()
         optimizer.inner.step()
+
+
+def towers(zeroed):
+    towers = nn.Linear(8, 16), nn.Linear(8, 16)
+    optimizers = [torch.optim.Adam(tower.parameters()) for tower in towers]
+    for _ in steps():
+        for optimizer in optimizers[:zeroed]:
+            optimizer.zero_grad()  # only one
+        likeness = towers[0](X) @ towers[1](X + 0.1 * torch.randn_like(X)).mT
+        nn.functional.cross_entropy(likeness, torch.arange(32)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def one_of_two_never_zeroed():
+    towers(zeroed=1)
+
+
+def two_zeroed():
+    towers(zeroed=2)
 
 
 def softmax_over_one_output():
@@ -348,6 +368,34 @@ def in_order(shuffle=False):
                 model(x)
 
 
+class Folders(IterableDataset):
+    def __iter__(self):
+        for label in range(8):
+            for _ in range(400):
+                yield torch.randn(8), label  # class by class
+
+
+def learn_classes(batches):
+    model = nn.Linear(8, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _, (x, y) in zip(steps(), itertools.chain.from_iterable(batches), strict=False):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def in_order_from_a_stream():
+    learn_classes(DataLoader(Folders(), 32) for _ in itertools.count())
+
+
+def of_a_rare_class():
+    learn_classes([(X, (torch.rand(32) < 0.01).long())] for _ in itertools.count())
+
+
+def of_some_samples_of_each_class():
+    learn_classes([(X[:30], torch.arange(10).repeat_interleave(3))] for _ in itertools.count())
+
+
 LABELS = torch.randint(0, 4, (32,))
 
 
@@ -527,6 +575,7 @@ WRONG = {
     decayed: ("DECAY", "# decay"),
     too_high_a_rate: ("RATE_TOO_HIGH", "# too high"),
     wrapped_anew: ("NO_GRADIENT", "# wrapped"),
+    in_order_from_a_stream: ("SORTED", "# class by class"),
     in_order: ("SORTED", "loader = DataLoader(SORTED, 32, shuffle=shuffle)"),
     softmax_twice: ("PROBABILITIES", "# twice"),
     sigmoid_twice: ("PROBABILITIES", "# sigmoid"),
@@ -539,6 +588,7 @@ WRONG = {
     targets_not_scaled: ("TARGETS_NOT_SCALED", "# dear"),
     remade: ("OPTIMIZER_REMADE", "# make"),
     not_zeroed: ("NOT_ZEROED", "# not reached"),
+    one_of_two_never_zeroed: ("NOT_ZEROED", "# only one"),
     zeroed_by_a_list_that_is_used_up: ("NOT_ZEROED", "# used up"),
     a_rate_of_zero: ("RATE_ZERO", "# warm-up"),
     undone: ("UNDONE", "# put back"),
@@ -763,6 +813,9 @@ RIGHT = [
     weights_moved_by_hand,
     a_scale_that_begins_at_one,
     a_loss_of_pairs,
+    two_zeroed,
+    of_a_rare_class,
+    of_some_samples_of_each_class,
     train,
 ]
 

@@ -200,11 +200,13 @@ def test_the_source_around_a_line(tmp_path):
         "        shown += loss.item()\n"  # 7
         "    with torch.no_grad():\n"  # 8
         "        v = f(a)\n"  # 9
+        "    meter.log(seen=n, mean=v)\n"  # 10
     )
     name = str(file)
-    assert source.find_loops(name, 5) == [source.Span(name, 1, 9, 1), source.Span(name, 2, 7, 3)]
+    assert source.find_loops(name, 5) == [source.Span(name, 1, 10, 1), source.Span(name, 2, 7, 3)]
     assert source.find_no_grad(name, 9) and not source.find_no_grad(name, 4)
     assert source.find_keeping(name, 5, "loss") == 6
+    assert source.find_keeping(name, 9, "v") == 10
     assert source.counts_only(source.find_loops(name, 9)[-1]) and not source.counts_only(source.find_loops(name, 5)[-1])
 
 

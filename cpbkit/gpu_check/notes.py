@@ -12,10 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
+from types import CodeType
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import CallStack, OwnLine, Roles, Sampler
@@ -23,7 +25,7 @@ from cpbkit.gpu_check.graphs import Retraced, ThrownAway
 from cpbkit.gpu_check.operators import Operators
 from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import ACCOUNTS, GROWING, WAITING, Attribution, Line, attribute, find_kind
-from cpbkit.gpu_check.soundness import OPTIMIZER, SCALES, Soundness, Unsound, find_sorted, weights_of
+from cpbkit.gpu_check.soundness import OPTIMIZER, SCALES, Soundness, Unsound, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import growth
@@ -42,6 +44,7 @@ TIME = re.compile(  # in the head of a loop
     r"\bfor (t|step|time|ts|k|xt|\w+_t)\b|unbind\(\s*(dim=)?1|range\([^)]*(size\(1\)|shape\[1\])"
     r"|range\([^)]*\b(T|L|seq\w*|(\w+_)?steps|time\w*|length|max_len\w*|horizon)\b"
 )
+GIVING = re.compile(r"\b(yield|return)\b")
 MAPPING = re.compile(r"\bmap\(")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PADDING = (  # lines that fill rows up
@@ -49,6 +52,7 @@ PADDING = (  # lines that fill rows up
     r"(\]\s*\*\s*\(.*\blen\(|\bpad\(|(zeros|full)\(.*(?i:max)|\.ljust\()"
 )
 LENGTH = "max_length"  # or lines that say how far
+LASTS = {"lasts": True}  # of a field: it outlives a training, of which several may come one after another
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 
@@ -73,8 +77,8 @@ class Notes:
     soundness: Soundness = field(default_factory=Soundness)
     thrown: ThrownAway = field(default_factory=ThrownAway)
     retraced: Retraced = field(default_factory=Retraced)
-    optimizers: dict[int, set[int]] = field(default_factory=dict)  # identities of the weights that each one moves
-    past: set[int] = field(default_factory=set)  # identities of the weights whose training is over
+    optimizers: dict[int, set[int]] = field(default_factory=dict, metadata=LASTS)  # identities of the weights of each
+    past: set[int] = field(default_factory=set, metadata=LASTS)  # identities of the weights whose training is over
     by_hand: bool = False  # weights are moved without an optimiser of torch's
     weights: list[weakref.ref] = field(default_factory=list)  # that backward reaches
     reached: dict[int, int] = field(default_factory=dict)  # their identities -> their numbers
@@ -88,24 +92,27 @@ class Notes:
     memory: list[tuple[int, float]] = field(default_factory=list)  # (steps, bytes)
     busy: list[float] = field(default_factory=list)
     behind: list[bool] = field(default_factory=list)
-    loaders: dict[DataLoader, OwnLine | None] = field(default_factory=dict)  # with the lines that asked for batches
-    starts: list[OwnLine | None] = field(default_factory=list)  # lines at which workers were started
-    problems: list[str] = field(default_factory=list)
+    loaders: dict[DataLoader, OwnLine | None] = field(default_factory=dict, metadata=LASTS)  # the lines that asked
+    starts: list[OwnLine | None] = field(default_factory=list, metadata=LASTS)  # lines at which workers were started
+    problems: list[str] = field(default_factory=list, metadata=LASTS)
 
     @property
     def seconds(self) -> float:
         """From the end of the first step to that of the last, without the steps that were counted."""
         return max(self.last - self.first - self.lost, 0.0) if self.steps > 1 else 0.0
 
+    @property
+    def waits(self) -> bool:
+        """Whether each step and pass backward is to be noted, until what was begun is known."""
+        return self.thrown.waits or self.soundness.zeroing.waits
+
     def begin_anew(self) -> None:
         """Forget what was seen of a training that is over."""
-        self.steps = self.timed = self.backwards = self.graded = 0
-        self.soundness, self.thrown, self.retraced = Soundness(), ThrownAway(), Retraced()
-        self.collected, self.kept, self.retained = False, "", None
-        self.first = self.last = math.nan
-        self.lost = self.cpu = 0.0
-        for seen in (self.counted, self.reached, self.weights, self.marks, self.hooks, self.memory):
-            seen.clear()
+        for each in dataclasses.fields(self):
+            if each.default_factory is not dataclasses.MISSING and not each.metadata:
+                setattr(self, each.name, each.default_factory())
+            elif each.default is not dataclasses.MISSING:
+                setattr(self, each.name, each.default)
 
     def add_up(self) -> Seen:
         """Return what was seen so far, in shares of the time between the first and the last step."""
@@ -378,11 +385,8 @@ class Notes:
         wrong = {reason: at for c in self.counted for reason, at in c.wrong.items()}
         if found.asked:  # a policy's states and gains are what they are, and its loss need not fall
             wrong = {reason: at for reason, at in wrong.items() if reason not in SCALES}
-        loop = found.loop
-        for loader, at in self.loaders.items():
-            file = self.roles.codes[at[0]].co_filename if at else ""
-            if at and loop and loop.holds(file, at[1]) and at[1] <= loop.head and find_sorted(loader):
-                wrong["SORTED"] = at
+        if self.soundness.labels.are_sorted() and len(self.optimizers) == 1:  # a critic's come kind by kind
+            wrong["SORTED"] = self.backward[0] if self.backward else None
         if self.backward:
             wrong |= dict.fromkeys(self.wrong, self.backward[0])
         both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
@@ -392,6 +396,8 @@ class Notes:
             line = self._line(wrong[unsound.reason]) if unsound.reason in wrong else None
             if unsound.reason == "NO_GRADIENT" and (cut := self._find_cut()):
                 line = cut
+            elif unsound.reason == "SORTED" and (made := self._find_stream()):
+                line = made
             elif unsound.pattern and not (line and re.search(unsound.pattern, line.text)):
                 line = self._find_text(unsound.pattern) or line
             yield unsound, line or backward
@@ -454,16 +460,32 @@ class Notes:
     def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
         """Return the lines; of a loader with workers, whose own lines are in other processes, its samples' first."""
         loader = next((x for x in self.loaders if x.num_workers), None)
-        data, code = getattr(loader, "dataset", None), None
-        while data is not None and code is None:  # a Subset holds the person's own
-            made = getattr(type(data), "__getitem__", None) or getattr(type(data), "__iter__", None)
-            code = next((c for c in (getattr(made, "__code__", None),) if c and self.roles.find(c)[0] == "own"), None)
-            data = getattr(data, "dataset", None)
+        code = self._find_samples(loader) if loader else None
         if not workers or code is None:
             return found.lines
         text = source.read_line(code.co_filename, code.co_firstlineno)
         waited = Line(code.co_filename, code.co_firstlineno, text, "data", found.seconds.get("data", 0.0))
         return tuple(sorted((waited, *found.lines), key=lambda line: -line.seconds))
+
+    def _find_samples(self, loader: DataLoader) -> CodeType | None:
+        """Return the person's own function that makes a loader's samples."""
+        data: Any = loader.dataset
+        while data is not None:  # a Subset holds the person's own
+            for name in ("__getitem__", "__iter__"):
+                code = getattr(getattr(type(data), name, None), "__code__", None)
+                if code is not None and self.roles.find(code)[0] == "own":
+                    return code
+            data = getattr(data, "dataset", None)
+        return None
+
+    def _find_stream(self) -> Line | None:
+        """Return the line that gives the samples of a loader that cannot shuffle."""
+        streams = (loader for loader in self.loaders if isinstance(loader.dataset, IterableDataset))
+        code = next(filter(None, map(self._find_samples, streams)), None)
+        if code is None:
+            return None
+        lines = [self._line((self.roles.find(code)[1], at)) for at in sorted({at for *_, at in code.co_lines() if at})]
+        return next((line for line in lines if GIVING.search(line.text)), lines[0])
 
     def find_kept(self) -> str:
         """Return what keeps the graphs of losses whose steps are long over."""

@@ -3,20 +3,24 @@
 import math
 import re
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 LEAST = 8  # looks, of which most must agree
 MOST_ASKED = 64  # values of a loss that are read: each read waits for a GPU
+PASSES = 64  # backward, after which an optimiser is taken for one that steps no more
 GONE = 1e-3  # of the highest learning rate: below, nothing is learned any more
 OPTIMIZER = r"\b(\w*Adam\w*|SGD|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Muon)\("
 SHRINKING = 0.01  # of a weight, that decay takes in one step: all of it within some hundred steps
 MOVED = 1e-6  # of a weight's size in all steps that were seen: less is nothing, but for rounding
 LOW = 1e-6  # learning rate, at which weights hardly move
+NODES = 16  # of a loss's graph, among which a cross entropy is looked for
+MOST_LABELS = 100_000  # of a batch
 MOST_KEPT = 1_000_000  # numbers of the weight that is kept to compare with
 STEPPING = r"Adam|RMSprop|Lion"  # optimisers that move each weight by about the rate
 ALIKE = 1e-3  # of a weight: by so much rounding may tell its outputs apart
@@ -72,7 +76,8 @@ OF_OPERATORS = {
         "a sigmoid for one output (BCEWithLogitsLoss has its own), or as many outputs as there are classes", ""),
     "SORTED": (
         "The samples come in the order of their classes: each batch holds one or two, and unlearns the others",
-        "DataLoader(..., shuffle=True)", r"DataLoader\((?!.*shuffle=True)"),
+        "DataLoader(..., shuffle=True); of a stream of one's own, shuffle what it goes through",
+        r"DataLoader\((?!.*shuffle=True)|argsort|\bsort(ed|_values)?\(|groupby"),
 }  # fmt: skip
 
 
@@ -85,6 +90,94 @@ class Unsound(NamedTuple):
     pattern: str  # of the person's line that it comes from; "" for the pass backward
 
 
+class Zeroing:
+    """Whether an optimiser's gradients are zero, or none, before any of the passes backward between two of its steps.
+
+    Of several, as of a GAN, one's gradients wait while another's are made: those of one pass tell nothing.
+    """
+
+    def __init__(self) -> None:
+        self._followed: dict[int, tuple[weakref.ref, int] | None] = {}  # optimiser -> (a weight, passes since its step)
+        self._passes = 0  # since they are followed
+        self._looks: Counter[int] = Counter()
+        self._kept: Counter[int] = Counter()  # looks that found gradients of the step before in each pass
+
+    def follow(self, optimizers: Iterable[int]) -> None:
+        """Follow optimisers, by identity, from the next step of each one to that after it."""
+        if not self._followed:
+            self._followed = dict.fromkeys(each for each in optimizers if self._looks[each] < MOST_ASKED)
+            self._passes = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether steps and passes backward are to be noted."""
+        return bool(self._followed)
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        number = id(optimizer)
+        if number not in self._followed:
+            return
+        followed = self._followed[number]
+        if followed is None:
+            weights = [weight for weight in weights_of(optimizer) if weight.grad is not None]
+            weight = min(weights, key=torch.Tensor.numel, default=None)
+            if weight is None:
+                self._end(number, kept=False)
+            else:
+                self._followed[number] = weakref.ref(weight), 0
+        elif followed[1]:
+            self._end(number, kept=True)
+
+    def note_backward(self) -> None:
+        """Call it before a pass backward."""
+        self._passes += 1
+        for number, followed in list(self._followed.items()):
+            if followed is not None:
+                weight = followed[0]()
+                if weight is None or not _has_gradient(weight):
+                    self._end(number, kept=False)
+                else:
+                    self._followed[number] = followed[0], followed[1] + 1
+        if self._passes > PASSES:  # one that steps no more
+            self._followed = {}
+
+    def _end(self, number: int, kept: bool) -> None:
+        del self._followed[number]
+        self._looks[number] += 1
+        self._kept[number] += kept
+
+    def never_happens(self) -> bool:
+        """Say whether the gradients of an optimiser are never set to zero."""
+        return any(n >= LEAST and self._kept[number] > 0.9 * n for number, n in self._looks.items())
+
+
+class Labels:
+    """Whether the labels of a cross entropy come in the order of their classes."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[int] = Counter()
+        self._numbers: list[int] = []  # of classes in a batch
+        self._in_order = 0  # batches whose labels of each class come one after another
+
+    def note(self, loss: torch.Tensor) -> None:
+        labels = _find_labels(loss)
+        if labels is not None:
+            classes, numbers = labels.unique(return_counts=True)
+            self._seen.update(dict(zip(classes.tolist(), numbers.tolist(), strict=True)))
+            self._numbers.append(len(classes))
+            self._in_order += int(labels.diff().count_nonzero()) < len(classes)
+
+    def are_sorted(self) -> bool:
+        # A rare class makes batches of one class too, and a batch of some samples of each of many may be on purpose.
+        most, batches = max(self._seen.values(), default=0), len(self._numbers)
+        return (
+            batches >= LEAST
+            and self._in_order > 0.9 * batches
+            and median(self._numbers) <= max(2, len(self._seen) / 8)
+            and most < 0.75 * self._seen.total()
+        )
+
+
 class Soundness:
     """Notes what is seen at some steps and passes backward of one thread."""
 
@@ -95,7 +188,8 @@ class Soundness:
         self._distances = 0  # of them: of a forecast from the truth
         self._negated = 0  # of them: such a distance with a minus
         self._alike: dict[int, tuple[int, int]] = {}  # weights of equal outputs -> (looks, those with a gradient)
-        self._starts = self._kept = 0  # first passes backward after a step; those with gradients of the step before
+        self.zeroing, self.labels = Zeroing(), Labels()
+        self._starts = 0  # first passes backward after a step
         self._rate = self._highest = 0.0
         self._rates_gone = 0  # looks
         self._of: torch.optim.Optimizer | None = None
@@ -191,6 +285,7 @@ class Soundness:
     def note_loss(self, loss: object) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and len(self._losses) < MOST_ASKED:
             self._losses.append(loss.item())
+            self.labels.note(loss)
             node = loss.grad_fn
             self._distances += node is not None and bool(re.search(MEASURES, node.name()))
             if node is not None and node.name() == "NegBackward0":
@@ -203,12 +298,10 @@ class Soundness:
             self._ends += 1
             self._given += any(map(_has_gradient, weights_of(optimizer)))
 
-    def note_start(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call it before the first pass backward after a step: gradients are to be zero or none."""
+    def note_start(self) -> None:
+        """Call it before the first pass backward after a step."""
         if self._starts < MOST_ASKED:
             self._starts += 1
-            gradients = [weight.grad for weight in weights_of(optimizer) if weight.grad is not None]
-            self._kept += bool(gradients) and _is_nonzero(min(gradients, key=torch.Tensor.numel))
             if self._before is not None:
                 weight = self._before[0]
                 if self._began is None or self._began[0] is not weight:
@@ -317,7 +410,7 @@ class Soundness:
         zero = self._without(self._zero) > NONE_LEFT
         allowed = {"UNPAIRED": self.stalls, "ONE_OUTPUT": zero, **dict.fromkeys(SCALES, fails)}
         wrong = [reason for reason in OF_OPERATORS if reason in wrong and allowed.get(reason, True)]
-        if self._starts >= LEAST and self._kept > 0.9 * self._starts:  # it ends in nan at times
+        if self.zeroing.never_happens():  # it ends in nan at times
             text = "Gradients are added to those of the steps before, and never set to zero"
             cure = "optimizer.zero_grad() once a step, before loss.backward(), of all weights that it moves"
             yield Unsound("NOT_ZEROED", text, cure, r"zero_grad\(")
@@ -355,7 +448,7 @@ class Soundness:
         if self._rates_gone >= LEAST and self._rates_gone > 0.3 * self._steps:
             text = f"The learning rate has fallen from {self._highest:.2g} to {self._rate:.2g}: nothing more is learned"
             cure = "step the scheduler once an epoch, or count its steps in batches"
-            yield Unsound("RATE_GONE", text, cure, r"sched\w*\.step\(")
+            yield Unsound("RATE_GONE", text, cure, r"^(?!.*\b(opt\w*|scaler|o)\.step\().*\.step\(")
 
 
 def _is_nonzero(gradient: torch.Tensor) -> bool:
@@ -370,16 +463,17 @@ def _has_gradient(weight: torch.Tensor) -> bool:
     return weight.grad is not None and _is_nonzero(weight.grad)
 
 
-def find_sorted(loader: DataLoader) -> bool:
-    """Say whether a loader goes through labels of a few classes in their order, and does not shuffle."""
-    data = loader.dataset
-    labels = data.tensors[-1] if isinstance(data, TensorDataset) else getattr(data, "targets", None)
-    if not isinstance(loader.sampler, SequentialSampler) or not isinstance(labels, (torch.Tensor, list)):
-        return False
-    labels = torch.as_tensor(labels)
-    if labels.dim() != 1 or labels.is_floating_point() or len(labels) < 4 * (loader.batch_size or 1):
-        return False
-    return 1 < len(labels.unique()) < len(labels) / 10 and bool((labels.diff() >= 0).all())
+def _find_labels(loss: torch.Tensor) -> torch.Tensor | None:
+    """Return the classes (batch,) that a cross entropy in the graph of a loss is held against."""
+    nodes = [loss.grad_fn]
+    for node in nodes:  # which grows
+        if node is None or len(nodes) > NODES:
+            continue
+        if node.name() == "NllLossBackward0":
+            labels = node._saved_target
+            return labels if labels.dim() == 1 and LEAST <= len(labels) <= MOST_LABELS else None
+        nodes += [following for following, _ in node.next_functions]
+    return None
 
 
 def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

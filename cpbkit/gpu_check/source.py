@@ -201,7 +201,8 @@ def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:
             added = node.value  # losses[i] = loss
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             method = getattr(node.value.func, "attr", "")
-            given = {ast.unparse(argument) for argument in node.value.args}
+            values = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
+            given = set(map(ast.unparse, values))
             if method in ADDING or (method and given.intersection(names)):
                 added = node.value  # losses.append(loss), meter.note(loss)
         if added is not None and any(_carries(added, name) for name in names):

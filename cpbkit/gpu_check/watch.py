@@ -181,6 +181,8 @@ class Watch:
             return
         if notes.thrown.waits:
             notes.thrown.note_step(id(optimizer))
+        if notes.soundness.zeroing.waits:
+            notes.soundness.zeroing.note_step(optimizer)
         if not self._is_watched():
             return
         frame = sys._getframe(1)
@@ -210,7 +212,7 @@ class Watch:
     def _settle(self) -> None:
         """Let steps only be counted until the next look, where nothing is to be noted."""
         notes = self.notes
-        busy = self._due or self._mark_due or notes.thrown.waits or notes.steps <= COUNTED[-1]
+        busy = self._due or self._mark_due or notes.waits or notes.steps <= COUNTED[-1]
         self._uneventful = None if busy else notes.main
 
     def _take(self, optimizer: torch.optim.Optimizer) -> None:
@@ -307,9 +309,11 @@ class Watch:
         """Call the original and note it. flags: the place of retain_graph among `args`, which create_graph follows."""
         notes = self.notes
         due = self._mark_due and self._is_watched()
-        if due or notes.thrown.waits or (notes.by_hand and not notes.reached):
+        if due or notes.waits or (notes.by_hand and not notes.reached):
             with self._unharmed("a pass backward"):
                 notes.thrown.note_backward()
+                if notes.soundness.zeroing.waits and not is_capturing():
+                    notes.soundness.zeroing.note_backward()
                 if due:
                     notes.second_graph = bool(kwargs.get("create_graph") or any(args[flags + 1 : flags + 2]))
                     kept = (kwargs.get("retain_graph") or any(args[flags : flags + 1])) and not notes.second_graph
@@ -356,7 +360,8 @@ class Watch:
         if self._count is None and not is_capturing():
             notes.soundness.note_loss(loss)
             if notes.steps > self._stepped and len(notes.optimizers) == 1 and notes.main is not None:
-                notes.soundness.note_start(notes.main)  # of several, one's gradients wait while another's are made
+                notes.soundness.note_start()
+            notes.soundness.zeroing.follow(notes.optimizers)
         graph, line = getattr(loss, "grad_fn", None), next(iter(notes.backward), None)
         self._mark(graph, line)
         notes.thrown.note_graph(graph, notes.optimizers, line)
