@@ -159,16 +159,30 @@ def test_gradients_of_rows_and_of_the_end_equal_torch_model_by_model(kind, rows,
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
 
 
-def test_an_lstm_of_many_rows_equals_itself_step_by_step():
-    """On a CPU they are torch's own to compute."""
+@pytest.mark.parametrize(
+    ("cpu", "rows", "least", "torchs"),
+    [
+        ("Intel(R) Xeon(R)", 70, 0, True),
+        ("Intel(R) Xeon(R)", 8, 0, False),  # which pack the weights for few
+        ("AMD EPYC", 8, 0, True),
+        ("AMD EPYC", 70, 10_000, False),  # so narrow that the calls cost more
+    ],
+)
+def test_an_lstm_of_many_rows_is_torchs_own_model_by_model_and_equals_itself_step_by_step(
+    cpu, rows, least, torchs, monkeypatch
+):
+    monkeypatch.setattr(layers, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(layers, "LEAST", least)
+    layers._rows_to_pack.cache_clear()
     layer, own = layers.LSTM(M, D, C).double(), []
     each = layer.each
     layer.each = lambda *args: own.append(args) or each(*args)
-    x, now = torch.randn(M, B, 70, D, dtype=torch.double), tuple(torch.randn(2, M, B, C, dtype=torch.double))
+    x, now = torch.randn(M, B, rows, D, dtype=torch.double), tuple(torch.randn(2, M, B, C, dtype=torch.double))
     of_one, of_other = (way(x, now, layer.input[0], layer.hidden[0]) for way in (layer.scan, layer.scan_by_steps))
+    layers._rows_to_pack.cache_clear()
     for one, other in zip((of_one[0], *of_one[1]), (of_other[0], *of_other[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    assert len(own) == 1
+    assert len(own) == torchs
 
 
 def test_both_directions_at_once_equal_one_after_the_other():
