@@ -385,10 +385,11 @@ class Notes:
         wrong = {reason: at for c in self.counted for reason, at in c.wrong.items()}
         if found.asked:  # a policy's states and gains are what they are, and its loss need not fall
             wrong = {reason: at for reason, at in wrong.items() if reason not in SCALES}
+        reasons = set(self.wrong)
         if self.soundness.labels.are_sorted() and len(self.optimizers) == 1:  # a critic's come kind by kind
-            wrong["SORTED"] = self.backward[0] if self.backward else None
+            reasons.add("SORTED")
         if self.backward:
-            wrong |= dict.fromkeys(self.wrong, self.backward[0])
+            wrong |= dict.fromkeys(reasons, self.backward[0])
         both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
         if len(self.optimizers) == 1 and max(both.values(), default=0) == 2:
             wrong["UNPAIRED"] = max(both, key=both.__getitem__)

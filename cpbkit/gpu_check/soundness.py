@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -465,7 +465,7 @@ def _has_gradient(weight: torch.Tensor) -> bool:
 
 def _find_labels(loss: torch.Tensor) -> torch.Tensor | None:
     """Return the classes (batch,) that a cross entropy in the graph of a loss is held against."""
-    nodes = [loss.grad_fn]
+    nodes: list[Any] = [loss.grad_fn]
     for node in nodes:  # which grows
         if node is None or len(nodes) > NODES:
             continue
