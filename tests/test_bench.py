@@ -130,6 +130,7 @@ def test_the_sweep_tells_both_sides_of_each_ratio(one_core, tmp_path):
     [
         ("aten::addmm_", "products"),
         ("aten::bmm", "products"),
+        ("mkldnn::_linear_pointwise", "products"),
         ("aten::sigmoid_backward", "activations"),
         ("aten::mkldnn_rnn_layer_backward", "torch's LSTM"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),

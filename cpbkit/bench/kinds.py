@@ -8,10 +8,10 @@ from torch.profiler import ProfilerActivity, profile
 from cpbkit.bench.engine import Here, Job
 
 SECONDS = 0.5  # of steps under the profiler
-# Kind -> names of torch's operators, without `aten::`, a trailing `_` and `_backward`; the first that matches. On a CPU
+# Kind -> names of torch's operators, without namespace, a trailing `_` and `_backward`; the first that matches. On a CPU
 # torch's own LSTM is one operator, products and gates alike.
 KINDS = {
-    "products": r"(add)?(mm|bmm|mv)|baddbmm|dot|convolution",
+    "products": r"(add)?(mm|bmm|mv)|baddbmm|dot|convolution|_linear_pointwise",
     "torch's LSTM": r"mkldnn_rnn_layer|_cudnn_rnn|_thnn_fused_lstm_cell",
     "attention": r".*(scaled_dot_product|softmax).*",
     "activations": r"sigmoid|tanh|relu|gelu|threshold|native_layer_norm",
@@ -43,7 +43,8 @@ def share_out(job: Job) -> dict[str, float]:
 
 def find_kind(operator: str) -> str:
     """Return the kind of an operator by its name in a profile: `aten::addmm_` -> `products`."""
-    if not operator.startswith("aten::"):
+    namespace, _, name = operator.partition("::")
+    if namespace not in ("aten", "mkldnn"):
         return REST
-    name = re.sub(r"_?(_backward.*)?$", "", operator.removeprefix("aten::"))
+    name = re.sub(r"_?(_backward.*)?$", "", name)
     return next((kind for kind, names in KINDS.items() if re.fullmatch(names, name)), REST)

@@ -4,9 +4,9 @@ Shapes everywhere: M models, B batch, L context, C channels, H horizon, K target
 Each layer equals its torch.nn counterpart for every model; weights are (M, in, out), so `x @ w` is one batched product.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +15,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import functional_call
 
-from cpbkit.hardware.provenance import cpu_name
+from cpbkit.models.products import is_onednn_faster, multiply
 from cpbkit.models.scan import GRUScan, GRUStep, LSTMScan, LSTMStep
 
 # The truth (M, B, H, K), and for each step whether the decoder sees it: (H,) bool, or None for always.
 Teacher = tuple[Tensor, Tensor | None]
 State = list[tuple[Tensor, ...]]  # a layer each: (h,) of a GRU, (h, c) of an LSTM, all (M, B, D)
-# Rows of batch and steps for each unit of width, from which on a CPU torch's own LSTM is the faster one: it packs the
-# weights at each call. On AMD that is sooner: it is oneDNN, which multiplies there with AVX-512; MKL, by which all the
-# other products go, keeps to AVX2.
-PACKED, PACKED_ON_AMD = 8, 1
+# Rows of batch and steps for each unit of width, from which on a CPU torch's own LSTM, which packs the weights at each
+# call, is the faster one; and likewise where oneDNN, which it is, multiplies faster than MKL.
+PACKED, PACKED_BY_ONEDNN = 8, 1
 LEAST = 20_000  # rows times width, below which a call for each model costs more than it gains
 LONG = 4  # steps from which on a recurrent layer is faster as a whole, its weights copied; of widths 16 to 256
 
@@ -47,9 +46,7 @@ class Linear(nn.Module):
         self.register_parameter("bias", uniform(models, 1, outputs, bound) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(1, -2)
-        y = flat @ self.weight if self.bias is None else torch.baddbmm(self.bias, flat, self.weight)
-        return y.unflatten(1, x.shape[1:-1])
+        return multiply(x.flatten(1, -2), self.weight, self.bias).unflatten(1, x.shape[1:-1])
 
 
 class LayerNorm(nn.Module):
@@ -180,12 +177,7 @@ class Recurrent(nn.Module):
         parts = x, *states, input.weight.mT, hidden.weight.mT, input.bias[:, 0], hidden.bias[:, 0]
         for one, *state, a, b, c, d in zip(*(part.unbind() for part in parts), strict=True):
             first = state if len(state) > 1 else state[0]
-            yield functools.partial(self.single, one, first, (a, b, c, d), True, 1, 0.0, self.training, False, True)
-
-
-@functools.cache
-def _rows_to_pack() -> int:
-    return PACKED_ON_AMD if "AMD" in cpu_name() else PACKED
+            yield partial(self.single, one, first, (a, b, c, d), True, 1, 0.0, self.training, False, True)
 
 
 def is_long(x: Tensor) -> bool:
@@ -213,7 +205,8 @@ class LSTM(Recurrent):
     def scan(self, x: Tensor, now: tuple[Tensor, ...], input: Linear, hidden: Linear) -> tuple[Tensor, tuple]:
         """Run one layer; on a CPU, where many rows share its weights, model by model with torch's own."""
         rows = x.shape[1] * x.shape[2]
-        few = rows * self.width < LEAST or rows < _rows_to_pack() * self.width
+        packed = PACKED_BY_ONEDNN if is_onednn_faster() else PACKED
+        few = rows * self.width < LEAST or rows < packed * self.width
         if x.device.type != "cpu" or not is_long(x) or few:
             return super().scan(x, now, input, hidden)
         out, h, c = zip(*(run() for run in self.each(x, now, input, hidden)), strict=True)

@@ -20,6 +20,7 @@ from cpbkit.models.layers import (
     write,
 )
 from cpbkit.models.linear import channels
+from cpbkit.models.products import multiply
 
 SEGMENT = 24  # bars a step of SegRNN, as the paper takes for a context of 96
 
@@ -50,13 +51,13 @@ class GRUSeq2Seq(nn.Module):
         pooled = (scores.softmax(-1)[:, :, None] @ memory)[:, :, 0]  # (M, B, D)
         # The part of the combining layer that reads the pooled context is the same for all steps.
         of_step, of_context = self.combine.weight.chunk(2, 1)
-        known = torch.baddbmm(self.combine.bias, pooled, of_context)[:, :, None]
+        known = multiply(pooled, of_context, self.combine.bias)[:, :, None]
         of_step = of_step.to(known.dtype)  # under autocast: a part of a weight would be cast anew at every step
 
         def decode(rows: Tensor) -> Tensor:
             nonlocal state
             out, state = self.decoder(rows, state)  # (M, B, N, K) -> (M, B, N, D)
-            mixed = (out.flatten(1, 2) @ of_step).unflatten(1, out.shape[1:3])
+            mixed = multiply(out.flatten(1, 2), of_step).unflatten(1, out.shape[1:3])
             return self.head(torch.relu(mixed + known))
 
         return write(decode, last, self.horizon, teacher)  # (M, B, H, K)

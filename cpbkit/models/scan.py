@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cpbkit.models.products import choose
+
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
@@ -120,6 +122,10 @@ class LSTMStep(torch.autograd.Function):
         return gates, gates, kept
 
 
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    return choose(a, b).product(a, b)
+
+
 class GRUScan(torch.autograd.Function):
     """One layer of torch.nn.GRU for M models: x (M, L, B, C), state (M, B, D) -> (M, L, B, D), its end.
 
@@ -136,17 +142,18 @@ class GRUScan(torch.autograd.Function):
         # A column of ones takes the bias into the product, which else would first be spread over all its rows.
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(1, 2)
         input = torch.cat([of_input, both], 1)
-        gates, news = ((x @ part).unflatten(1, steps) for part in (input[..., :gated], input[..., gated:]))
+        gates, news = (_multiply(x, part).unflatten(1, steps) for part in (input[..., :gated], input[..., gated:]))
         pasts = torch.empty_like(news)
         states = torch.cat([state[:, None], torch.empty_like(news)], 1)
-        to_gates, to_new = of_state[..., :gated], of_state[..., gated:]
+        to_gates, to_new = of_state[..., :gated].contiguous(), of_state[..., gated:].contiguous()
         state_bias = state_bias[..., gated:]
         products, product = gates.new_empty(gates[:, 0].shape), torch.empty_like(state)
+        multiply, multiply_new = choose(state, to_gates).product, choose(state, to_new).product
         rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts, states[:, 1:])]
         for before, gate, new, past, after in zip(*rows, strict=True):
             # Into a slice they would go model by model, each with a call of its own.
-            gate.add_(torch.bmm(before, to_gates, out=products))
-            torch.add(torch.bmm(before, to_new, out=product), state_bias, out=past)
+            gate.add_(multiply(before, to_gates, out=products))
+            torch.add(multiply_new(before, to_new, out=product), state_bias, out=past)
             gru_step(before, gate, new, past, after)
         ctx.save_for_backward(x, states, gates, news, pasts, of_input, of_state)
         return states[:, 1:], states[:, -1]
@@ -158,20 +165,22 @@ class GRUScan(torch.autograd.Function):
         gated, steps = gates.shape[-1], gates.shape[1:3]
         to_gates, to_new = (part.mT.contiguous() for part in (of_state[..., :gated], of_state[..., gated:]))
         d_state = torch.zeros_like(states[:, 0]) if d_end is None else d_end
+        add_gates, add_new = choose(gates[:, 0], to_gates).add_product, choose(pasts[:, 0], to_new).add_product
         rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts)]
         for t, (before, gate, new, past) in reversed(list(enumerate(zip(*rows, strict=True)))):
             if grad is not None:
                 d_state = d_state + grad[:, t]
             kept = gru_step_back(d_state, before, gate, new, past)
-            d_state = kept.baddbmm_(gate, to_gates).baddbmm_(past, to_new)
+            d_state = add_new(add_gates(kept, gate, to_gates), past, to_new)
         gates, news, pasts, before = (each.flatten(1, 2) for each in (gates, news, pasts, states[:, :-1]))
-        d_of_state = torch.cat([before.mT @ gates, before.mT @ pasts], -1)
-        d_of_input, d_bias = torch.cat([x.mT @ gates, x.mT @ news], -1).split([x.shape[-1] - 1, 1], 1)
+        d_of_state = torch.cat([_multiply(before.mT, gates), _multiply(before.mT, pasts)], -1)
+        d_input = torch.cat([_multiply(x.mT, gates), _multiply(x.mT, news)], -1)
+        d_of_input, d_bias = d_input.split([x.shape[-1] - 1, 1], 1)
         d_state_bias = torch.cat([d_bias[..., :gated], pasts.sum(1, keepdim=True)], -1)
         d_x = None
         if ctx.needs_input_grad[0]:
-            d_x = torch.baddbmm(gates @ of_input[..., :gated].mT, news, of_input[..., gated:].mT)
-            d_x = d_x.unflatten(1, steps)
+            of_gates, of_new = of_input[..., :gated].mT, of_input[..., gated:].mT
+            d_x = choose(news, of_new).add_product(_multiply(gates, of_gates), news, of_new).unflatten(1, steps)
         return d_x, d_state, d_of_input, d_bias, d_of_state, d_state_bias
 
 
@@ -187,13 +196,14 @@ class LSTMScan(torch.autograd.Function):
         of_input, bias, of_state, state_bias = weights
         steps = x.shape[1:3]
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(1, 2)
-        gates = (x @ torch.cat([of_input, bias + state_bias], 1)).unflatten(1, steps)
+        gates = _multiply(x, torch.cat([of_input, bias + state_bias], 1)).unflatten(1, steps)
         states, cells = (torch.cat([first[:, None], first.new_empty(len(x), *steps, first.shape[-1])], 1)
                          for first in (state, cell))  # fmt: skip
         shown, product = torch.empty_like(states[:, 1:]), torch.empty_like(gates[:, 0])
+        multiply = choose(state, of_state).product
         rows = [each.unbind(1) for each in (gates, states[:, :-1], cells[:, :-1], cells[:, 1:], shown, states[:, 1:])]
         for parts, gate, before, *others in zip(split_steps(gates), *rows, strict=True):
-            gate.add_(torch.bmm(before, of_state, out=product))
+            gate.add_(multiply(before, of_state, out=product))
             lstm_step(parts, *others)
         ctx.save_for_backward(x, states, cells, shown, gates, of_input, of_state)
         return states[:, 1:], states[:, -1], cells[:, -1]
@@ -204,13 +214,14 @@ class LSTMScan(torch.autograd.Function):
         x, states, cells, shown, gates, of_input, of_state = ctx.saved_tensors
         steps, to_gates = gates.shape[1:3], of_state.mT.contiguous()
         d_state, d_cell = (torch.zeros_like(states[:, 0]) if d is None else d.clone() for d in (d_end, d_cell))
+        multiply = choose(gates[:, 0], to_gates).product
         rows = [each.unbind(1) for each in (gates, cells[:, :-1], shown)]
         for t, (parts, gate, *others) in reversed(list(enumerate(zip(split_steps(gates), *rows, strict=True)))):
             if grad is not None:
                 d_state.add_(grad[:, t])
             d_cell = lstm_step_back(d_state, d_cell, parts, *others)
-            torch.bmm(gate, to_gates, out=d_state)
+            multiply(gate, to_gates, out=d_state)
         gates, before = gates.flatten(1, 2), states[:, :-1].flatten(1, 2)
-        d_of_input, d_bias = (x.mT @ gates).split([x.shape[-1] - 1, 1], 1)
-        d_x = (gates @ of_input.mT).unflatten(1, steps) if ctx.needs_input_grad[0] else None
-        return d_x, d_state, d_cell, d_of_input, d_bias, before.mT @ gates, d_bias
+        d_of_input, d_bias = _multiply(x.mT, gates).split([x.shape[-1] - 1, 1], 1)
+        d_x = _multiply(gates, of_input.mT).unflatten(1, steps) if ctx.needs_input_grad[0] else None
+        return d_x, d_state, d_cell, d_of_input, d_bias, _multiply(before.mT, gates), d_bias
