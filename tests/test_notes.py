@@ -139,6 +139,15 @@ def test_a_product_of_ones_and_zeros_is_told_from_one_of_numbers(hot, monkeypatc
     assert [cause.reason for cause in find_causes(seen)] == ["ONE_HOT"] * hot
 
 
+def test_operators_that_read_different_sizes_are_of_different_kinds():
+    """A small product's time stood for a large one's where both made the same size."""
+    counted = Operators(Roles(), ())
+    with counted:
+        for inner in (2, 512):
+            torch.zeros(64, inner) @ torch.zeros(inner, 64)
+    assert sum(packet is torch.ops.aten.mm for packet, *_ in counted.kinds) == 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["copied", "in place"])
 def test_lines_of_one_function_that_take_much_together_are_named(how):

@@ -8,8 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 from cpbkit.bench.engine import Here, Job
 
 SECONDS = 0.5  # of steps under the profiler
-# Kind -> names of torch's operators, without namespace, a trailing `_` and `_backward`; the first that matches. On a CPU
-# torch's own LSTM is one operator, products and gates alike.
+# Kind -> names of torch's operators, without namespace, a trailing `_` and `_backward`; the first that matches. On a
+# CPU torch's own LSTM is one operator, products and gates alike.
 KINDS = {
     "products": r"(add)?(mm|bmm|mv)|baddbmm|dot|convolution|_linear_pointwise",
     "torch's LSTM": r"mkldnn_rnn_layer|_cudnn_rnn|_thnn_fused_lstm_cell",

@@ -37,6 +37,14 @@ STANDARD = tuple(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in 
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
+# What a thread that is in it runs: the person's own, or parts of Python's library that wait, if at all, within another;
+# and the functions in which `threading` waits.
+RUNNING = {OWN, *sys.stdlib_module_names} - set(
+    "asyncio concurrent http multiprocessing selectors socket ssl subprocess urllib".split()
+)
+WAITING = ("wait", "join", "_wait_for_tstate_lock")
+
+
 OwnLine = tuple[int, int]  # a line of the person's: (number of its code in `Roles.codes`, line)
 
 
@@ -225,10 +233,11 @@ class Sampler(threading.Thread):
         return stack
 
     def _running(self, thread: tuple[int, FrameType]) -> OwnLine | None:
-        """Return the own line that another thread is at, and not a library that it called, such as a queue's."""
+        """Return the own line that another thread is at, and not a library that it called and may wait in."""
         number, frame = thread
-        role, code = self.roles.find(frame.f_code)
-        return (code, _line_of(frame)) if role == OWN and number != self.watched else None
+        role, _ = self.roles.find(frame.f_code)
+        waits = role not in RUNNING or (role == "threading" and frame.f_code.co_name in WAITING)
+        return None if waits or number == self.watched else self.roles.own_line(frame)
 
     @property
     def stage(self) -> tuple[float, float, float]:

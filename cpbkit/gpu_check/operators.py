@@ -96,7 +96,7 @@ class Operators(TorchDispatchMode):
         self.waits: list[OwnLine] = []
         self.count = self.beyond = 0  # noted, and those after MOST
         self.seconds = self.wide_seconds = 0.0  # all; those that make float64
-        # Kind and size of the result -> [calls, fastest]: the fastest is what no other process disturbed.
+        # Kind and sizes -> [calls, fastest]: the fastest is what no other process disturbed.
         self.kinds: dict[tuple, list] = {}
         self.gates = self.recurrences = 0
         self._products: Counter[int] = Counter()  # of each weight in a pass forward, by its place in memory
@@ -213,7 +213,8 @@ class Operators(TorchDispatchMode):
         packet = function._overloadpacket
         if packet in SQUASHING and line and torch.is_grad_enabled():  # a loss's own runs in its pass backward
             self._squashed[made.data_ptr()] = StorageWeakRef(made.untyped_storage()), line
-        kind = self.kinds.setdefault((packet, made.shape), [0, seconds])
+        shapes = (x.shape for x in (made, *args) if isinstance(x, torch.Tensor))
+        kind = self.kinds.setdefault((packet, *shapes), [0, seconds])
         kind[0] += 1
         kind[1] = min(kind[1], seconds)
         self.devices[made.device.type] += 1

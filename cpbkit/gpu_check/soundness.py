@@ -56,7 +56,7 @@ OF_OPERATORS = {
     "UNREGISTERED": (
         "Layers lie in a plain list or dictionary: they are not in model.parameters(), and no optimiser trains them",
         "nn.ModuleList([...]) or nn.ModuleDict({...}), before the optimiser is made",
-        r"self\.\w+ *= *[\[({].*(\bfor\b|nn\.)|\.append\(\w*nn\."),
+        r"self\.\w+ *= *[\[({].*(\bfor\b|nn\.)|\.append\(\w*nn\.|self\.\w+\.append\([A-Z]"),
     "UNPAIRED": (
         "Two loaders that shuffle apart from each other are gone through together, and the loss does not fall: "
         "inputs meet the targets of other samples",
