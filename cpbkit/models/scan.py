@@ -145,15 +145,14 @@ class GRUScan(torch.autograd.Function):
         gates, news = (_multiply(x, part).unflatten(1, steps) for part in (input[..., :gated], input[..., gated:]))
         pasts = torch.empty_like(news)
         states = torch.cat([state[:, None], torch.empty_like(news)], 1)
-        to_gates, to_new = of_state[..., :gated].contiguous(), of_state[..., gated:].contiguous()
-        state_bias = state_bias[..., gated:]
-        products, product = gates.new_empty(gates[:, 0].shape), torch.empty_like(state)
-        multiply, multiply_new = choose(state, to_gates).product, choose(state, to_new).product
+        product, state_bias = choose(state, of_state).product, state_bias[..., gated:]
+        products = gates.new_empty(*state.shape[:2], of_state.shape[-1])
+        to_gates, to_new = products[..., :gated], products[..., gated:]
         rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts, states[:, 1:])]
         for before, gate, new, past, after in zip(*rows, strict=True):
-            # Into a slice they would go model by model, each with a call of its own.
-            gate.add_(multiply(before, to_gates, out=products))
-            torch.add(multiply_new(before, to_new, out=product), state_bias, out=past)
+            product(before, of_state, out=products)  # into a slice it would go model by model, each with a call
+            gate.add_(to_gates)
+            torch.add(to_new, state_bias, out=past)
             gru_step(before, gate, new, past, after)
         ctx.save_for_backward(x, states, gates, news, pasts, of_input, of_state)
         return states[:, 1:], states[:, -1]
