@@ -181,12 +181,11 @@ class Watch:
             return
         if notes.thrown.waits:
             notes.thrown.note_step(id(optimizer))
-        if notes.soundness.zeroing.waits:
-            notes.soundness.zeroing.note_step(optimizer)
         if not self._is_watched():
             return
         frame = sys._getframe(1)
         with self._unharmed("a step"):
+            notes.soundness.zeroing.note_step(optimizer)
             if id(optimizer) not in notes.optimizers:
                 notes.optimizers[id(optimizer)] = set(map(id, weights_of(optimizer)))
             if notes.by_hand:  # steps were only rare, as where gradients are added up

@@ -51,8 +51,10 @@ def _takes_onednn(a: Tensor, b: Tensor) -> bool:
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     biases = [None] * len(a) if bias is None else bias[:, 0]
     linear = torch.ops.mkldnn._linear_pointwise  # x, weight (N, K), bias (N), what to do with the result
-    pairs = zip(_packed(a), _packed(b), biases, strict=True)
-    return torch.stack([linear(x, w.mT, c, "none", [], "") for x, w, c in pairs], out=out)
+    out = a.new_empty(len(a), a.shape[1], b.shape[2]) if out is None else out
+    for x, w, c, y in zip(_packed(a), _packed(b), biases, out, strict=True):
+        y.copy_(linear(x, w.mT, c, "none", [], ""))  # one by one, while it is in the cache
+    return out
 
 
 def _packed(x: Tensor) -> Tensor:
