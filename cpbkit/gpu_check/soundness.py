@@ -370,8 +370,8 @@ class Soundness:
         elif self._emptied >= 3 and empty > WITHOUT:
             text = f"{empty:.0%} of the optimiser's weights never get a gradient: the loss does not reach them"
             cure = "take out what cuts the graph on the way: .detach(), .item(), .numpy(), .data, argmax(), "
-            cure += "torch.tensor(x), no_grad(); what was made without gradients, as a rollout's log_prob, is computed anew "
-            cure += "where its loss is"
+            cure += "torch.tensor(x), no_grad(); what was made without gradients, as a rollout's log_prob, is computed "
+            cure += "anew where its loss is"
             cutting = r"\.detach\(|\.numpy\(|\.data\b|torch\.tensor\(|no_grad"
             # Of all: the loss itself is cut off, and made to be one that has a gradient.
             again = r"requires_grad(_\(|\s*=\s*True)|loss.*(\.data\b|\bVariable\()"
