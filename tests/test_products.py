@@ -89,11 +89,17 @@ def test_a_recurrent_layer_gives_the_same_and_each_model_what_it_gives_alone(kin
 
 
 @pytest.mark.parametrize(
-    ("cpu", "capability", "faster"),
-    [("AMD EPYC 9654", "AVX512", True), ("AMD EPYC 7B12", "AVX2", False), ("Intel(R) Xeon(R)", "AVX512", False)],
+    ("vendor", "family", "capability", "faster"),
+    [
+        ("AuthenticAMD", "26", "AVX512", True),  # Zen 5
+        ("AuthenticAMD", "26", "AVX2", False),  # held back by a setting of torch's
+        ("AuthenticAMD", "25", "AVX512", False),  # Zen 4: units of 256 bits
+        ("GenuineIntel", "26", "AVX512", False),
+        ("", "", "DEFAULT", False),
+    ],
 )
-def test_onednn_is_taken_where_mkl_keeps_to_avx2(cpu, capability, faster, monkeypatch):
-    monkeypatch.setattr(products, "cpu_name", lambda: cpu)
+def test_onednn_is_taken_where_mkl_keeps_to_half_of_the_units(vendor, family, capability, faster, monkeypatch):
+    monkeypatch.setattr(products, "cpu_fact", {"vendor_id": vendor, "cpu family": family}.__getitem__)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
     assert products.is_onednn_faster.__wrapped__() == (faster and known)

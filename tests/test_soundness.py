@@ -20,9 +20,9 @@ STEPS = 2500  # at the least, and seconds: the watch looks at a part of the step
 SECONDS = 1.5
 
 
-def steps(part=1):
-    """Go on for so many steps and seconds, of which a part."""
-    end = time.perf_counter() + SECONDS / part
+def steps(part=1, times=1):
+    """Go on for a part of so many steps, and for so many seconds in all the times that it is called."""
+    end = time.perf_counter() + SECONDS / times
     for i in itertools.count():
         if i >= STEPS // part and time.perf_counter() > end:
             return
@@ -286,7 +286,7 @@ def without_gradient():
 def in_eval_mode():
     model, optimizer = make()
     for _epoch in range(10):
-        for _ in steps(8):
+        for _ in steps(8, times=10):
             step(model, optimizer, X.repeat(30, 1), Y.repeat(30, 1))
         model.eval()  # eval
 
@@ -650,7 +650,7 @@ def phases_of_one_loop():
     model, optimizer = make()
     for phase in ["train", "val"] * 4:
         model.train(phase == "train")
-        for _ in steps(4):
+        for _ in steps(4, times=8):
             optimizer.zero_grad()
             with torch.set_grad_enabled(phase == "train"):
                 loss = nn.functional.mse_loss(model(X), Y)

@@ -41,11 +41,16 @@ def describe() -> dict:
 
 def cpu_name() -> str:
     """Return the processor's name, or what the platform says of it."""
+    return cpu_fact("model name") or platform.processor() or platform.machine()
+
+
+def cpu_fact(name: str) -> str:
+    """Return what Linux says of the first processor under a name of /proc/cpuinfo; "" elsewhere."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(rf"^{name}\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    return found.group(1).strip() if found else ""
 
 
 def commit(folder: Path) -> str:

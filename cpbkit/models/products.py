@@ -1,7 +1,8 @@
 """Products of matrices of M models, (M, R, K) @ (M, K, N), by what multiplies them fastest here.
 
-Torch multiplies float32 by MKL, which keeps to AVX2 on AMD; oneDNN, which torch brings along too, takes AVX-512 where
-the processor has it: twice the rate. It takes one model at a time, which costs small products more than they gain.
+Torch multiplies float32 by MKL, which keeps to AVX2 on AMD. OneDNN, which torch brings along too, takes AVX-512: twice
+the rate from Zen 5 on, whose units are as wide as that. It takes one model at a time, which costs small products more
+than they gain.
 """
 
 import functools
@@ -12,16 +13,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cpbkit.hardware.provenance import cpu_name
+from cpbkit.hardware.provenance import cpu_fact
 
+ZEN_5 = 0x1A  # family of AMD's processors
 LEAST = 2_000_000  # multiplications of one model
 
 
 @functools.cache
 def is_onednn_faster() -> bool:
-    """Say whether oneDNN multiplies float32 faster than MKL on this processor."""
-    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return wide and "AMD" in cpu_name() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Say whether oneDNN multiplies float32 faster than MKL on this processor; by its kind, for a trial may waver."""
+    wide = cpu_fact("vendor_id") == "AuthenticAMD" and int(cpu_fact("cpu family")) >= ZEN_5
+    taken = torch.backends.cpu.get_cpu_capability() == "AVX512" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return wide and taken
 
 
 class Multiply(NamedTuple):
