@@ -525,8 +525,8 @@ def test_an_optimiser_written_by_hand_is_told_from_what_else_is_done_with_gradie
     assert (w.verdict == "PYTHON_OR_IO_IN_STEP") == bool(also), w.report()
 
 
-@pytest.mark.parametrize("busy", ["counts", "asks", ""])
-def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(busy):
+@pytest.mark.parametrize("turn", ["counts", "asks", "gets", "sleeps"])
+def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(turn):
     def count():
         total = 0
         while not done.is_set():
@@ -538,15 +538,20 @@ def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(b
             with contextlib.suppress(queue.Empty):  # asks
                 inbox.get_nowait()  # asks on
 
-    def wait():
+    def get():
         while not done.is_set():
             with contextlib.suppress(queue.Empty):
                 inbox.get(timeout=0.01)
 
-    inbox = queue.Queue()
+    def sleep():
+        while not done.is_set():
+            time.sleep(0.01)
+
+    turns = {"counts": count, "asks": ask, "gets": get, "sleeps": sleep}
+    busy, inbox = turn in ("counts", "asks"), queue.Queue()
     model, optimizer, batches = make()
     done = threading.Event()
-    thread = threading.Thread(target={"counts": count, "asks": ask, "": wait}[busy])
+    thread = threading.Thread(target=turns[turn])
     thread.start()
     try:
         with watch(model, optimizer, live=False, tell=False) as w:
@@ -557,10 +562,8 @@ def test_another_thread_that_keeps_the_interpreter_is_told_from_one_that_waits(b
     finally:
         done.set()
         thread.join()
-    assert (w.diagnosis.reason == "thread") == bool(busy), w.report()
-    texts = {"counts": ["# cou" + "nts", "range(100_" + "000)"], "asks": ["# as" + "ks", "# asks " + "on"]}.get(
-        busy, []
-    )
+    assert (w.diagnosis.reason == "thread") == busy, w.report()
+    texts = ["# cou" + "nts", "range(100_" + "000)"] if turn == "counts" else ["# as" + "ks", "# asks " + "on"]
     assert not busy or any(f":{line_of(text)}  " in w.diagnosis.text for text in texts), w.report()
 
 

@@ -42,7 +42,7 @@ INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-
 RUNNING = {OWN, *sys.stdlib_module_names} - set(
     "asyncio concurrent http multiprocessing selectors socket ssl subprocess urllib".split()
 )
-WAITING = ("wait", "join", "_wait_for_tstate_lock")
+WAITS_OF_THREADING = ("wait", "join", "_wait_for_tstate_lock")
 
 
 OwnLine = tuple[int, int]  # a line of the person's: (number of its code in `Roles.codes`, line)
@@ -236,7 +236,7 @@ class Sampler(threading.Thread):
         """Return the own line that another thread is at, and not a library that it called and may wait in."""
         number, frame = thread
         role, _ = self.roles.find(frame.f_code)
-        waits = role not in RUNNING or (role == "threading" and frame.f_code.co_name in WAITING)
+        waits = role not in RUNNING or (role == "threading" and frame.f_code.co_name in WAITS_OF_THREADING)
         return None if waits or number == self.watched else self.roles.own_line(frame)
 
     @property
