@@ -141,46 +141,45 @@ class GRUScan(torch.autograd.Function):
         both = torch.cat([bias[..., :gated] + state_bias[..., :gated], bias[..., gated:]], -1)
         # A column of ones takes the bias into the product, which else would first be spread over all its rows.
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(1, 2)
-        input = torch.cat([of_input, both], 1)
-        gates, news = (_multiply(x, part).unflatten(1, steps) for part in (input[..., :gated], input[..., gated:]))
-        pasts = torch.empty_like(news)
+        # The gates, and beside them first what the new gate gets of the input, then what it gets of the state: so lies
+        # together what is multiplied by the weights of the state in the backward pass.
+        parts = _multiply(x, torch.cat([of_input, both], 1)).unflatten(1, steps)  # (M, L, B, 3 D)
+        gates, pasts = parts[..., :gated], parts[..., gated:]
+        news = pasts.clone()
         states = torch.cat([state[:, None], torch.empty_like(news)], 1)
-        product, state_bias = choose(state, of_state).product, state_bias[..., gated:]
-        products = gates.new_empty(*state.shape[:2], of_state.shape[-1])
-        to_gates, to_new = products[..., :gated], products[..., gated:]
+        product, state_bias = torch.empty_like(parts[:, 0]), state_bias[..., gated:]
+        to_gates, to_new = product[..., :gated], product[..., gated:]
+        multiply = choose(state, of_state).product
         rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts, states[:, 1:])]
         for before, gate, new, past, after in zip(*rows, strict=True):
-            product(before, of_state, out=products)  # into a slice it would go model by model, each with a call
+            multiply(before, of_state, out=product)  # into a slice it would go model by model, each with a call
             gate.add_(to_gates)
             torch.add(to_new, state_bias, out=past)
             gru_step(before, gate, new, past, after)
-        ctx.save_for_backward(x, states, gates, news, pasts, of_input, of_state)
+        ctx.save_for_backward(x, states, parts, news, of_input, of_state)
         return states[:, 1:], states[:, -1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, states, gates, news, pasts, of_input, of_state = ctx.saved_tensors
-        gated, steps = gates.shape[-1], gates.shape[1:3]
-        to_gates, to_new = (part.mT.contiguous() for part in (of_state[..., :gated], of_state[..., gated:]))
+        x, states, parts, news, of_input, of_state = ctx.saved_tensors
+        gated, steps = parts.shape[-1] // 3 * 2, parts.shape[1:3]
+        gates, pasts = parts[..., :gated], parts[..., gated:]
         d_state = torch.zeros_like(states[:, 0]) if d_end is None else d_end
-        add_gates, add_new = choose(gates[:, 0], to_gates).add_product, choose(pasts[:, 0], to_new).add_product
-        rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts)]
-        for t, (before, gate, new, past) in reversed(list(enumerate(zip(*rows, strict=True)))):
+        to_state = of_state.mT.contiguous()
+        add_product = choose(parts[:, 0], to_state).add_product
+        rows = [each.unbind(1) for each in (states[:, :-1], gates, news, pasts, parts)]
+        for t, (*step, part) in reversed(list(enumerate(zip(*rows, strict=True)))):
             if grad is not None:
                 d_state = d_state + grad[:, t]
-            kept = gru_step_back(d_state, before, gate, new, past)
-            d_state = add_new(add_gates(kept, gate, to_gates), past, to_new)
-        gates, news, pasts, before = (each.flatten(1, 2) for each in (gates, news, pasts, states[:, :-1]))
-        d_of_state = torch.cat([_multiply(before.mT, gates), _multiply(before.mT, pasts)], -1)
-        d_input = torch.cat([_multiply(x.mT, gates), _multiply(x.mT, news)], -1)
-        d_of_input, d_bias = d_input.split([x.shape[-1] - 1, 1], 1)
-        d_state_bias = torch.cat([d_bias[..., :gated], pasts.sum(1, keepdim=True)], -1)
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            of_gates, of_new = of_input[..., :gated].mT, of_input[..., gated:].mT
-            d_x = choose(news, of_new).add_product(_multiply(gates, of_gates), news, of_new).unflatten(1, steps)
-        return d_x, d_state, d_of_input, d_bias, d_of_state, d_state_bias
+            d_state = add_product(gru_step_back(d_state, *step), part, to_state)
+        flat = parts.flatten(1, 2)
+        d_of_state = _multiply(states[:, :-1].flatten(1, 2).mT, flat)
+        d_past_bias = flat[..., gated:].sum(1, keepdim=True)
+        pasts.copy_(news)  # beside the gates once more what concerns the input
+        d_of_input, d_bias = _multiply(x.mT, flat).split([x.shape[-1] - 1, 1], 1)
+        d_x = _multiply(flat, of_input.mT).unflatten(1, steps) if ctx.needs_input_grad[0] else None
+        return d_x, d_state, d_of_input, d_bias, d_of_state, torch.cat([d_bias[..., :gated], d_past_bias], -1)
 
 
 class LSTMScan(torch.autograd.Function):
