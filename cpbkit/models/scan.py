@@ -13,16 +13,24 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cpbkit.models.products import choose
+from cpbkit.models.products import choose, is_onednn_faster
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
+ONE = torch.ones(())
+
+
+def tanh(x: Tensor, out: Tensor) -> Tensor:
+    """Write the tanh of x, there where MKL keeps to AVX2 as 1 - 2 sigmoid(-2 x): 0.4 ns for each, not 2.4."""
+    if x.device.type == "cpu" and is_onednn_faster():
+        return torch.sub(ONE, torch.mul(x, -2, out=out).sigmoid_(), alpha=2, out=out)
+    return torch.tanh(x, out=out)
 
 
 def gru_step(before: Tensor, gates: Tensor, new: Tensor, past: Tensor, after: Tensor) -> None:
     """Open the gates in place and write the state after them; past is what the new gate gets of the state, unreset."""
     reset, update = gates.sigmoid_().chunk(2, -1)
-    new.addcmul_(reset, past).tanh_()
+    tanh(new.addcmul_(reset, past), out=new)
     torch.lerp(new, before, update, out=after)
 
 
@@ -41,12 +49,12 @@ def gru_step_back(d_after: Tensor, before: Tensor, gates: Tensor, new: Tensor, p
     return kept
 
 
-Gates = tuple[Tensor, ...]  # of an LSTM: input and forget in one, input, forget, new, output
+Gates = tuple[Tensor, ...]  # of an LSTM: all in one, input, forget, new, output
 
 
 def split_gates(gates: Tensor) -> Gates:
     """Return views of the products (.., 4 D) of all gates."""
-    return gates[..., : gates.shape[-1] // 2], *gates.chunk(4, -1)
+    return gates, *gates.chunk(4, -1)
 
 
 def split_steps(gates: Tensor) -> Iterator[Gates]:
@@ -55,13 +63,16 @@ def split_steps(gates: Tensor) -> Iterator[Gates]:
 
 
 def lstm_step(gates: Gates, cell: Tensor, after: Tensor, shown: Tensor, state: Tensor) -> None:
-    """Open the gates in place; write the cell after them, its tanh and the state."""
-    both, input, forget, new, output = gates
-    both.sigmoid_()
-    new.tanh_()
-    output.sigmoid_()
+    """Open the gates in place; write the cell after them, its tanh and the state.
+
+    The product of the new gate comes times -2: its tanh is 1 - 2 sigmoid, and one sigmoid opens all gates. Of parts of a
+    row, where they are narrow, it would be computed number by number.
+    """
+    together, input, forget, new, output = gates
+    together.sigmoid_()
+    torch.sub(ONE, new, alpha=2, out=new)
     torch.mul(forget, cell, out=after).addcmul_(input, new)
-    torch.tanh(after, out=shown)
+    tanh(after, out=shown)
     torch.mul(output, shown, out=state)
 
 
@@ -110,7 +121,9 @@ class LSTMStep(torch.autograd.Function):
     def forward(ctx: Any, of_input: Tensor, of_state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         gates = of_input + of_state
         state, after, shown = (torch.empty_like(cell) for _ in range(3))
-        lstm_step(split_gates(gates), cell, after, shown, state)
+        parts = split_gates(gates)
+        parts[3].mul_(-2)
+        lstm_step(parts, cell, after, shown, state)
         ctx.save_for_backward(gates, cell, shown)
         return state, after
 
@@ -194,14 +207,16 @@ class LSTMScan(torch.autograd.Function):
         of_input, bias, of_state, state_bias = weights
         steps = x.shape[1:3]
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(1, 2)
-        gates = _multiply(x, torch.cat([of_input, bias + state_bias], 1)).unflatten(1, steps)
+        scale = torch.ones_like(bias)
+        scale.chunk(4, -1)[2].fill_(-2)  # as `lstm_step` takes the new gate
+        gates = _multiply(x, torch.cat([of_input, bias + state_bias], 1) * scale).unflatten(1, steps)
         states, cells = (torch.cat([first[:, None], first.new_empty(len(x), *steps, first.shape[-1])], 1)
                          for first in (state, cell))  # fmt: skip
         shown, product = torch.empty_like(states[:, 1:]), torch.empty_like(gates[:, 0])
-        multiply = choose(state, of_state).product
-        rows = [each.unbind(1) for each in (gates, states[:, :-1], cells[:, :-1], cells[:, 1:], shown, states[:, 1:])]
-        for parts, gate, before, *others in zip(split_steps(gates), *rows, strict=True):
-            gate.add_(multiply(before, of_state, out=product))
+        multiply, to_gates = choose(state, of_state).product, of_state * scale
+        rows = [each.unbind(1) for each in (states[:, :-1], cells[:, :-1], cells[:, 1:], shown, states[:, 1:])]
+        for parts, before, *others in zip(split_steps(gates), *rows, strict=True):
+            parts[0].add_(multiply(before, to_gates, out=product))
             lstm_step(parts, *others)
         ctx.save_for_backward(x, states, cells, shown, gates, of_input, of_state)
         return states[:, 1:], states[:, -1], cells[:, -1]
@@ -213,12 +228,12 @@ class LSTMScan(torch.autograd.Function):
         steps, to_gates = gates.shape[1:3], of_state.mT.contiguous()
         d_state, d_cell = (torch.zeros_like(states[:, 0]) if d is None else d.clone() for d in (d_end, d_cell))
         multiply = choose(gates[:, 0], to_gates).product
-        rows = [each.unbind(1) for each in (gates, cells[:, :-1], shown)]
-        for t, (parts, gate, *others) in reversed(list(enumerate(zip(split_steps(gates), *rows, strict=True)))):
+        rows = [each.unbind(1) for each in (cells[:, :-1], shown)]
+        for t, (parts, *others) in reversed(list(enumerate(zip(split_steps(gates), *rows, strict=True)))):
             if grad is not None:
                 d_state.add_(grad[:, t])
             d_cell = lstm_step_back(d_state, d_cell, parts, *others)
-            multiply(gate, to_gates, out=d_state)
+            multiply(parts[0], to_gates, out=d_state)
         gates, before = gates.flatten(1, 2), states[:, :-1].flatten(1, 2)
         d_of_input, d_bias = _multiply(x.mT, gates).split([x.shape[-1] - 1, 1], 1)
         d_x = _multiply(gates, of_input.mT).unflatten(1, steps) if ctx.needs_input_grad[0] else None
