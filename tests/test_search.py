@@ -25,7 +25,7 @@ def test_each_trial_ends_as_it_would_alone_and_the_best_by_validation_stays(sche
     found = run(some_series(2), training)
     assert len(found) == 2
     for series in some_series(2):
-        alone = [run([series], trial)[series.name] for trial in training.trials()]
+        alone = [run([series], trial)[series.name] for trial in training.trials]
         best = min(alone, key=lambda f: min(f.curve["validation"]))
         chosen = found[series.name]
         assert chosen.training == best.training and chosen.training.search == ()
@@ -43,7 +43,7 @@ def test_a_trial_that_diverges_leaves_the_others_as_they_are():
     (found,) = run(some_series(1), WILD).values()
     assert found.status == "done" and found.training.learning_rate == 1e-3
     assert found.tried[1]["validation"] is None
-    assert_same(found, run(some_series(1), WILD.trials()[0])[found.name], 1e-10)
+    assert_same(found, run(some_series(1), WILD.trials[0])[found.name], 1e-10)
 
 
 @pytest.mark.parametrize("stop_at", [2, 9])

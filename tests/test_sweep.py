@@ -31,7 +31,7 @@ from cpbkit.runs import sweep as module
 from cpbkit.runs import worker
 from cpbkit.runs.executors import Ray
 from cpbkit.runs.folder import RunFolder
-from cpbkit.runs.plan import Plan
+from cpbkit.runs.plan import Plan, job_name
 from cpbkit.runs.progress import State
 from cpbkit.runs.sweep import sweep
 from cpbkit.training import checkpoint
@@ -424,6 +424,56 @@ def test_a_unit_whose_worker_is_lost_is_halved_and_a_single_series_tried_once_mo
     assert end.line.tried == ["A+2 was killed", "A+0 was killed", "A+0 was killed"]
 
 
+def test_a_job_that_shrinks_leaves_each_series_once_in_the_plan(tmp_path, monkeypatch):
+    """Also where it is not the job that was planned: one without a series that is not there, or half of one."""
+    plan = Plan([list(TINY.series[:3]), [TINY.series[3]]], steps=9, epochs=4, patience=2, devices=["cpu"])
+    bars = {name: one for name, one in module.load_klines(TINY).items() if name != TINY.series[2]}
+
+    def begin(experiment, tell):
+        raise binance.Incomplete("one is not there", bars, {})
+
+    def shrink_twice(jobs, work):
+        first = next(job for job in jobs if len(job.series) > 1)
+        (said,), halves = worker.shrink(first, set(), "was killed")
+        yield said
+        yield said  # its node was lost too, and the whole of it shrunk once more
+        for job in (*halves, *(job for job in jobs if job is not first)):
+            yield from work(job)
+
+    monkeypatch.setattr(module.executors, "local", shrink_twice)
+    with RunFolder(tmp_path).writing(TINY) as run:
+        run.keep_plan(vars(plan))
+    with pytest.raises(binance.Incomplete):
+        sweep(TINY, tmp_path, klines=begin, executor="local")
+    planned = RunFolder(tmp_path).plan()["jobs"]
+    assert sorted(name for names in planned for name in names) == sorted(TINY.series)
+    # What is through is not timed anew.
+    monkeypatch.undo()
+    timed = []
+    monkeypatch.setattr(module, "make_plan", lambda experiment, series, *_: timed.append(set(series)))
+    sweep(TINY, tmp_path, executor="local")
+    assert not timed and {line.status for line in lines(tmp_path).values()} == {"done"}
+
+
+def test_one_model_for_all_series_is_not_trained_on_some(tmp_path):
+    pooled = vary(TINY, pooled=True)
+    bars = module.load_klines(TINY)
+    some = {name: bars[name] for name in TINY.series[:3]}
+
+    def lacking(experiment, tell):
+        raise binance.Incomplete("one is not there", some, {})
+
+    with pytest.raises(binance.Incomplete):
+        sweep(pooled, tmp_path, klines=lacking, executor="local")
+    assert not RunFolder(tmp_path).results()
+    short = bars[TINY.series[3]]
+    short = some | {TINY.series[3]: type(short)(short.frame[:60], short.passport)}
+    sweep(pooled, tmp_path, klines=lambda *_: short, executor="local")
+    assert [line.status for line in RunFolder(tmp_path).results()].count("done") == 3
+    with pytest.raises(RunError, match=f"trained without {TINY.series[3]}"):
+        sweep(pooled, tmp_path, klines=lambda *_: bars, executor="local")
+
+
 def test_a_budget_is_kept_and_every_model_still_has_a_verdict(tmp_path):
     experiment = vary(TINY, epochs=100_000, patience=100_000)
     plan = Plan([list(TINY.series)], steps=9, epochs=100_000, patience=100_000, devices=["cpu"])
@@ -564,4 +614,4 @@ def test_the_ledger_and_the_plan_hold_ten_thousand_series(tmp_path):
         state.add(one)
     assert state.missing == [many.series[-1]] and state.done == 9_999
     plan = Plan([list(many.series[i::250]) for i in range(250)], steps=9, epochs=2, patience=2, devices=["cpu"] * 8)
-    assert len(plan.named_jobs()) == 250
+    assert len({job_name(names) for names in plan.jobs}) == 250

@@ -34,7 +34,7 @@ class Job:
     @property
     def rows(self) -> int:
         """Models that one step moves: of a search, each series with each setting."""
-        return len(self.series) * len(self.experiment.training.trials())
+        return len(self.series) * len(self.experiment.training.trials)
 
 
 def engine(job: Job) -> Iterator[Stack]:

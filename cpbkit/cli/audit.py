@@ -75,6 +75,8 @@ def audit(
             say("planting sicknesses")
             found["planted sicknesses"] = pd.DataFrame(plant_sicknesses())
     else:
+        if not table and (time or drop_missing or slide_over_gaps):
+            raise click.UsageError("--time, --drop-missing and --slide-over-gaps are of a table; name it: --table FILE")
         frame = read_table(table, time) if table else None
         if frame is not None:
             frame = frame.dropna() if drop_missing else frame

@@ -1,6 +1,7 @@
 """What a run is: frozen, flat settings."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -195,6 +196,7 @@ class Training:
             lowest: dict[str, Any] = {"search": (), name: min(values)}
             replace(self, **lowest)
 
+    @functools.cached_property
     def trials(self) -> list["Training"]:
         """Return the settings that are tried side by side: the grid of `search`, or just these."""
         names = [name for name, _ in self.search]
@@ -208,14 +210,14 @@ class Training:
 
     def rows(self, series: str) -> list[str]:
         """Name the rows of a series, or of a piece of it, in a stack: itself, or `BTCUSDT_1h@0`, ... of a search."""
-        return [f"{series}@{i}" for i in range(len(self.trials()))] if self.search else [series]
+        return [f"{series}@{i}" for i in range(len(self.trials))] if self.search else [series]
 
     def of_row(self, row: str) -> tuple[str, "Training"]:
         """Return the series, or the piece of it, and the settings of a row."""
         if not self.search:
             return row, self
         series, _, trial = row.rpartition("@")
-        return series, self.trials()[int(trial)]
+        return series, self.trials[int(trial)]
 
     def count_steps(self, windows: int) -> int:
         """Return the steps of an epoch: as stated, else what so many train windows need to be seen once."""

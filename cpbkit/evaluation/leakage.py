@@ -3,10 +3,10 @@
 Each check takes plain callables and arrays, so that it examines the kit's own way of the data and anybody's alike.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -170,7 +170,7 @@ def check_overfit(experiment: Experiment, series: Series) -> Finding:
 
     Dropout and weight decay, which are there to prevent that, are off.
     """
-    name, training = "overfit one batch", experiment.training.trials()[0]
+    name, training = "overfit one batch", experiment.training.trials[0]
     training = replace(training, weight_decay=0.0, precision="float32")
     model = replace(experiment.model, dropout=0.0)
     windows, stack = assemble(replace(experiment, model=model, training=training), [series], "cpu")
@@ -220,6 +220,7 @@ def _judge(series: Series, task: Task, forecaster: Forecaster, model: str) -> di
     return judge_heads(series, splits.test, forecaster(series, task, splits), splits.bounds["train"][1], model)
 
 
+@functools.cache  # the same for every series that is audited
 def check_calibration(
     forecaster: Forecaster = ridge_forecaster, model: str = "ridge_ar", rows: int = 7000
 ) -> list[Finding]:
@@ -299,7 +300,7 @@ def audit(
         check_splits({p: getattr(splits, p) for p in ("train", "validation", "test")}, task.context, horizon),
         *(check_skill(head, judgement, is_market) for head, judgement in real.items()),
         *(
-            check_placebo(partial(judge_placebo, head=head), placebos, judgement.skill, f"placebos, {head}")
+            check_placebo(functools.partial(judge_placebo, head=head), placebos, judgement.skill, f"placebos, {head}")
             for head, judgement in real.items()
         ),
         check_echo(series.levels[:, 0], splits.test, ahead, horizon),

@@ -46,7 +46,7 @@ class Repository:
         return iter(self._sha256)
 
     def __getitem__(self, series: str) -> TrainedModel:
-        """Return the trained model of a series, downloaded alone. Errors: HubError, RunError, UnknownName."""
+        """Return the trained model of a series, downloaded alone. Errors: HubError, RunError."""
         if series not in self._sha256:
             raise HubError(f"{self.repo} has no model of {series}; it has {', '.join(list(self._sha256)[:40])}")
         content = self._get(f"models/{series}.safetensors", MAX_MODEL)

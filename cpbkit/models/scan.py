@@ -65,8 +65,8 @@ def split_steps(gates: Tensor) -> Iterator[Gates]:
 def lstm_step(gates: Gates, cell: Tensor, after: Tensor, shown: Tensor, state: Tensor) -> None:
     """Open the gates in place; write the cell after them, its tanh and the state.
 
-    The product of the new gate comes times -2: its tanh is 1 - 2 sigmoid, and one sigmoid opens all gates. Of parts of a
-    row, where they are narrow, it would be computed number by number.
+    The product of the new gate comes times -2: its tanh is 1 - 2 sigmoid, and one sigmoid opens all gates. Of a narrow
+    part of each row it would be computed number by number.
     """
     together, input, forget, new, output = gates
     together.sigmoid_()

@@ -46,10 +46,6 @@ class Plan:
     bytes: int = 0  # that the stacks at work hold at once, by their trial; 0 when nothing was timed
     precision: str = ""  # the fastest, where the experiment leaves it to the plan
 
-    def named_jobs(self) -> dict[str, list[str]]:
-        """Return the jobs by name."""
-        return {job_name(names): names for names in self.jobs}
-
 
 @dataclass(frozen=True)
 class Trial:

@@ -250,6 +250,8 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
         try:
             bars, incomplete = klines(state.experiment, tell), None
         except binance.Incomplete as error:  # train what is there; the same command fetches the rest later
+            if state.experiment.training.pooled:
+                raise
             bars, incomplete = error.klines, error
     with clock("features"):
         tell("computing features")
@@ -273,15 +275,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
     with clock("plan"):
         tell("timing a few steps")
         minutes = None if deadline is None else (deadline - time.time()) / 60
-        plan = _read_plan(run)
-        if plan is None:
-            plan = place.call(make_plan, state.experiment, series, place.workers, minutes)
-        planned = {name for names in plan.jobs for name in names}
-        if fresh := {name: one for name, one in series.items() if name not in planned}:  # not available at that start
-            made = place.call(make_plan, state.experiment, fresh, place.workers, minutes)
-            plan = replace(plan, jobs=[*plan.jobs, *made.jobs])
-        # It may have been made on another machine, with other devices.
-        plan = replace(plan, devices=place.call(find_places, place.workers, len(series)))
+        plan = _settle_plan(run, state, series, place, minutes)
         run.keep_plan(vars(plan))
         _tell_begin(state, plan, series)
     jobs = _jobs(run, state, plan, series, deadline, parents)
@@ -299,8 +293,10 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
                         run.keep_checkpoint(message.job, message.content)
                     case Shrunk():
                         run.keep_checkpoint(message.job, None)
-                        kept = [names for name, names in plan.named_jobs().items() if name != message.job]
-                        plan = replace(plan, jobs=[*kept, *message.jobs])
+                        # Not by the job's name: it may be a part of a planned one, or one that was shrunk before.
+                        gone = {name for names in message.jobs for name in names}
+                        kept = [[name for name in names if name not in gone] for names in plan.jobs]
+                        plan = replace(plan, jobs=[*filter(None, kept), *message.jobs])
                         run.keep_plan(vars(plan))
                         note(message.reason)
                     case Note():
@@ -312,6 +308,30 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
                 tell(state.stage)
     if incomplete:
         raise incomplete
+
+
+def _settle_plan(
+    run: RunFolder, state: State, series: Mapping[str, Series], place: Place, minutes: float | None
+) -> Plan:
+    """Return how the series are shared out: as when the run began, beside it what was not available then.
+
+    Errors: RunError where one model for all series was trained without some of these.
+    """
+    plan = _read_plan(run)
+    planned = {name for names in plan.jobs for name in names} if plan else set()
+    fresh = [name for name in state.missing if name in series and name not in planned]
+    if plan and fresh and state.experiment.training.pooled:
+        if state.ended & series.keys():
+            names = ", ".join(fresh)
+            raise RunError(f"the one model for all series was trained without {names}: sweep into another folder")
+        plan = None
+    if plan is None:
+        plan = place.call(make_plan, state.experiment, series, place.workers, minutes)
+    elif fresh:
+        made = place.call(make_plan, state.experiment, {n: series[n] for n in fresh}, place.workers, minutes)
+        plan = replace(plan, jobs=[*plan.jobs, *made.jobs])
+    # It may have been made on another machine, with other devices.
+    return replace(plan, devices=place.call(find_places, place.workers, len(series)))
 
 
 def _tell_begin(state: State, plan: Plan, series: dict[str, Series]) -> None:
@@ -436,7 +456,7 @@ def _saved_shares(run: RunFolder) -> dict[str, float]:
     if plan is None:
         return {}
     shares: dict[str, float] = {}
-    for job, names in plan.named_jobs().items():
-        if saved := run.checkpoint(job):
+    for names in plan.jobs:
+        if saved := run.checkpoint(job_name(names)):
             shares |= dict.fromkeys(names, checkpoint.read_share(saved, plan.steps, plan.epochs))
     return shares

@@ -25,6 +25,7 @@ from cpbkit.evaluation.results import ResultLine, Running, group_heads
 from cpbkit.evaluation.verdicts import OLD, evidence, judge
 from cpbkit.hardware import memory
 from cpbkit.models import zoo
+from cpbkit.quantities import counted
 from cpbkit.runs import stopping
 from cpbkit.runs.clock import Clock, Moment, device_moment
 from cpbkit.runs.folder import BY_HAND, OUT_OF_TIME
@@ -146,12 +147,15 @@ def shrink(job: Job, through: Collection[str], why: str) -> tuple[list[Message],
     through: series that need no other try. A single series, which cannot be halved, has failed.
     """
     left = {series.name: series for series in job.series if series.name not in through}
+    if not left:
+        return [], []
     tried = (*job.tried, f"{job.name} {why}")
     if len(job.series) == 1 or job.experiment.training.pooled:  # half of the series would be another model
-        lines = [ResultLine(name, "failed", f"alone it {why}", tried=list(tried)) for name in left]
+        said = f"{'alone ' if len(job.series) == 1 else ''}it {why}"
+        lines = [ResultLine(name, "failed", said, tried=list(tried)) for name in left]
         return [Result(line, None) for line in lines], []
     halves = [names for names in (list(left)[0::2], list(left)[1::2]) if names]
-    text = f"{tried[-1]}; it goes on as {len(halves)} smaller stacks"
+    text = f"{tried[-1]}; it goes on as {counted(len(halves), 'smaller stack')}"
     jobs = []
     for i, names in enumerate(halves):
         series, turns = tuple(left[name] for name in names), len(halves) * job.turns - i

@@ -125,4 +125,4 @@ def _memory(state: "State") -> str:
     last = samples.groupby("device", sort=False).last()
     gpus = last[last.index.str.startswith("cuda")]
     found = gpus["used"] if len(gpus) else last["host"].rename({"cpu": "memory"})
-    return ", ".join(f"{device} {held / 2**30:.2f} GiB" for device, held in found.dropna().items())
+    return ", ".join(f"{device} {held / 1e9:.2f} GB" for device, held in found.dropna().items())

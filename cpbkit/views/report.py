@@ -166,7 +166,7 @@ def _verdicts(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) ->
         heads.append(
             {
                 "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
-                "together": pooled.pool(losses[head]).sentence() if head in losses else "",
+                "together": pooled.pool(losses[head]).sentence() if len(losses.get(head, ())) > 1 else "",
                 # Of the first model that names a price's direction.
                 "worth": next((f"{label(name)}: {worth}" for name, worth in said if worth), ""),
                 "rows": [_verdict_row(name, group[name], found[name], *frame) for name in best_first],
@@ -445,4 +445,4 @@ def _span(times: float, low: float | None, high: float | None, form: str) -> str
 
 
 def _digits(value: float) -> str:
-    return f"{value:#.4g}".rstrip(".")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
