@@ -147,6 +147,11 @@ class Model:
 SEARCHED = ("learning_rate", "weight_decay", "clip_norm")  # what rows of one stack may differ in
 
 
+def series_of(piece: str) -> str:
+    """Return the series that a fold of it, `BTCUSDT_1h~0`, is of."""
+    return piece.partition("~")[0]
+
+
 @dataclass(frozen=True)
 class Training:
     """How it is trained."""

@@ -41,7 +41,8 @@ ENOUGH = 30  # bars that follow each other, to tell open from close by
 SWAPPED = 10  # times nearer to the open before it than the next open is to a close
 ANOTHER_ASSET = 3.0  # |log return| across a gap beyond which the name seems to have changed hands
 SECOND_NS = 1_000_000_000
-DAY_NS = 86400 * SECOND_NS
+DAY_SECONDS = 86_400
+DAY_NS = DAY_SECONDS * SECOND_NS
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-DAY = 86_400_000_000_000  # ns
+DAY_NS = 86_400_000_000_000  # ns
 AROUND = 10  # days before and after that say which hours are usual: summer time moves them
-LONGEST = 5 * DAY  # of what may be closed; all of a longer hole is missing
-HOLIDAY = 5 * DAY // 6  # of a market that is closed at weekends alone
+LONGEST = 5 * DAY_NS  # of what may be closed; all of a longer hole is missing
+HOLIDAY = 5 * DAY_NS // 6  # of a market that is closed at weekends alone
 SHORT_DAY = 4  # the rest of a session may be closed where it is at least this part of it
 ODD = 0.05  # the largest share of bars at unusual hours, or on a free day of the week
 LEAST = 3  # days with bars
@@ -18,20 +18,20 @@ def closed_bars(starts: np.ndarray, low: int, high: int, step: int) -> np.ndarra
     starts (N,): of the bars, on the grid. Closed are the hours that have no bar on most days around, and where all of
     it is missing a session, a large rest of one, or a day of a market that has free days in the week.
     """
-    if step > DAY or (high - low) // step > SPARSE * len(starts):
+    if step > DAY_NS or (high - low) // step > SPARSE * len(starts):
         return starts[:0]
     grid = np.arange(low, high + step, step)
     traded = np.zeros(len(grid), bool)
     traded[(starts - low) // step] = True
-    table = np.pad(traded, (0, -len(grid) % (DAY // step))).reshape(-1, DAY // step)
+    table = np.pad(traded, (0, -len(grid) % (DAY_NS // step))).reshape(-1, DAY_NS // step)
     days = np.asarray(table.any(axis=1))[:, None]
     if traded.all() or days.sum() < LEAST:
         return starts[:0]
     usual = np.where(_around(days) > 0, 2 * _around(table) > _around(days), 2 * table.sum(axis=0) > days.sum())
     usual = usual.ravel()[: len(grid)]
-    weekday = (grid // DAY + 3) % 7
+    weekday = (grid // DAY_NS + 3) % 7
     by_weekday = [traded[weekday == day] for day in range(7)]
-    free = np.array([len(bars) >= 2 * DAY // step and bars.mean() < ODD for bars in by_weekday])[weekday]
+    free = np.array([len(bars) >= 2 * DAY_NS // step and bars.mean() < ODD for bars in by_weekday])[weekday]
 
     gaps, sessions = _runs(~traded), _runs(usual)
     closed = ~usual & ~traded

@@ -9,6 +9,7 @@ import scipy
 
 from cpbkit.config.experiment import SYMBOLS
 from cpbkit.data.klines import (
+    DAY_SECONDS,
     INTERVAL_SECONDS,
     OHLCV,
     SECOND_NS,
@@ -33,7 +34,6 @@ START_PRICES = dict(
         strict=True,
     )
 )
-DAY_SECONDS = 86_400
 LONGEST = 20_000  # days: twenty coins of them take some gigabytes
 QUARTER = 900  # s; what all bars are made of: longer ones are put together, shorter ones are cut out
 BLOCK = 2016  # quarters that are drawn at a time, three weeks: a day is the same whatever range is asked for

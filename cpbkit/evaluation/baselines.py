@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from cpbkit.data.klines import DAY_NS
 from cpbkit.errors import check_name
 
 if TYPE_CHECKING:  # windows needs torch, these forecasts do not
@@ -18,7 +19,6 @@ if TYPE_CHECKING:  # windows needs torch, these forecasts do not
 
 log = logging.getLogger(__name__)
 
-DAY, SECOND_NS = 86_400, 1_000_000_000  # seconds; ns
 LAGS = 48  # of ridge_ar
 PENALTIES = (*np.logspace(-6, 2, 17), 1e6)  # of ridge_ar, a row and lag; the last leaves only the mean
 LEAST_GARCH = 200  # train rows
@@ -49,8 +49,7 @@ def forecasts(
 
     A baseline without an answer at any origin is left out; its sentence stays.
     """
-    check_name("head", head, series.heads)
-    columns = [k for k, owner in enumerate(series.heads) if owner == head]
+    columns = series.columns[check_name("head", head, series.columns)]
     found, notes = {}, []
     for name in BASELINES_OF_HEAD.get(head, REVERTING):
         values, note = _answer(name, series, columns, origins, horizon, train_end)
@@ -97,7 +96,7 @@ def _drift(series, k, origins, horizon, train_end):
 
 def _seasonal(days: int):
     def forecast(series, k, origins, horizon, train_end):
-        period, rest = divmod(days * DAY * SECOND_NS, series.step_ns)
+        period, rest = divmod(days * DAY_NS, series.step_ns)
         if rest or period < 2:
             return np.full((len(origins), horizon), np.nan)
         ahead = np.arange(1, horizon + 1)
@@ -147,7 +146,7 @@ def _har(series, k, origins, horizon, train_end):
 
     Over 1, 5 and 22 bars in place of his days, and over one day, the strongest rhythm of an intraday level.
     """
-    spans = sorted({s for s in (1, 5, 22, DAY * SECOND_NS // series.step_ns) if 1 <= s <= train_end // 10})
+    spans = sorted({s for s in (1, 5, 22, DAY_NS // series.step_ns) if 1 <= s <= train_end // 10})
     level = series.levels[:, k]
     running = np.concatenate([[0.0], np.cumsum(level - level[:train_end].mean())])
     design = np.full((len(level), len(spans)), np.nan)

@@ -84,8 +84,7 @@ def judge_prediction_intervals(
     scale = UNITS.get(series.unit, 1.0)
     truths = [scale * series.truth(origins, horizon) for origins in (splits.validation, splits.test)]
     moves = np.abs(series.levels[1:] - series.anchors[:-1])
-    for head in dict.fromkeys(series.heads):
-        columns = [k for k, owner in enumerate(series.heads) if owner == head]
+    for head, columns in series.columns.items():
         naive = truths[0][..., columns], truths[1][..., columns]
         own = naive[0] - scale * validation[..., columns], naive[1] - scale * test[..., columns]
         running = np.concatenate([[0.0], np.cumsum(moves[:, columns].mean(axis=1))])
@@ -134,8 +133,7 @@ def judge_quantiles(
     horizon, found = forecast.shape[1], {}
     truths = [series.truth(origins, horizon) for origins in (splits.validation, splits.test)]
     share = np.array(levels)
-    for head in dict.fromkeys(series.heads):
-        columns = [k for k, owner in enumerate(series.heads) if owner == head]
+    for head, columns in series.columns.items():
         before, truth = (y[..., columns] for y in truths)
         half = {
             a: conformal_prediction_intervals(before, truth, a).half

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from cpbkit import indicators
-from cpbkit.data.klines import INTERVAL_SECONDS, SECOND_NS, Klines, split_name
+from cpbkit.data.klines import DAY_SECONDS, INTERVAL_SECONDS, SECOND_NS, Klines, split_name
 from cpbkit.errors import CpbkitError, DataError
 from cpbkit.evaluation import metrics
-from cpbkit.evaluation.baselines import DAY, DECAYS, PENALTIES
+from cpbkit.evaluation.baselines import DECAYS, PENALTIES
 from cpbkit.evaluation.pooled import Losses, pool
 from cpbkit.evaluation.verdicts import BEATS, TOO_FEW, compare, in_words, is_enough, known_variance
 
@@ -100,7 +100,7 @@ def _losses(klines: Klines, horizons: Sequence[int]) -> Iterator[tuple[str, int,
         raise DataError(f"{name}: a map needs at least {LEAST_BARS} bars; got {count}. Ask for a longer range")
     times = frame.index.tz_localize(None).to_numpy("datetime64[ns]").astype(np.int64)
     segment = np.cumsum(np.diff(times, prepend=times[0]) > step * SECOND_NS)  # a gap begins another
-    day = DAY // step
+    day = DAY_SECONDS // step
     table = indicators.compute(frame, ["bar_volatility", "bar_range"])
     moves = np.diff(np.log(frame["close"].to_numpy(float)), prepend=np.nan)
     moves[1:][np.diff(segment) > 0] = np.nan
@@ -111,7 +111,7 @@ def _losses(klines: Klines, horizons: Sequence[int]) -> Iterator[tuple[str, int,
         "range": np.log(table["bar_range"].to_numpy()),
         "volume": np.log(volume),
     }
-    clock = times // SECOND_NS % DAY * (2 * np.pi / DAY)
+    clock = times // SECOND_NS % DAY_SECONDS * (2 * np.pi / DAY_SECONDS)
     spans = sorted({1, *SPANS, *(span for span in (day, 7 * day) if 1 < span <= half // 10)})
     smooth = {target: np.column_stack([_mean(level, span) for span in spans]) for target, level in levels.items()}
     recent = np.column_stack([np.roll(moves, lag) for lag in range(RECENT)] + [_mean(moves, span) for span in spans])

@@ -94,7 +94,7 @@ def past_of(series: "Series", origins: np.ndarray, head: str, part: Mapping, hal
     """
     horizon, first = part["truth"].shape[1], part["direction_of"]
     steps, rows = sorted({0, horizon - 1}), slice(-LAST, None)
-    columns = [i for i, owner in enumerate(series.heads) if owner == head]
+    columns = series.columns[head]
     found = {}
     for k in sorted(range(len(columns)), key=lambda k: k != first % len(columns)):
         anchors, target = part["anchors"][rows, k], series.targets[columns[k]]

@@ -272,8 +272,7 @@ def evidence(
     horizon, found = forecast.shape[1], {}
     rows = np.arange(train_end - 1)
     rows = rows[series.segment[rows] == series.segment[rows + 1]]
-    for head in dict.fromkeys(series.heads):
-        columns = [k for k, owner in enumerate(series.heads) if owner == head]
+    for head, columns in series.columns.items():
         naive, notes = baselines.forecasts(series, head, origins, horizon, train_end)
         if pretrained:
             from cpbkit.models import zero_shot  # needs torch

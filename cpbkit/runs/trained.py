@@ -362,7 +362,7 @@ def _in_levels(model: TrainedModel, series: Series, y: np.ndarray, seen: str) ->
     anchor, step = series.anchors[-1], np.timedelta64(series.step_ns, "ns")
     half = np.full_like(y, np.nan)
     for head, known in model.prediction_intervals.items():
-        half[:, [k for k, owner in enumerate(series.heads) if owner == head]] = known["half_width"]
+        half[:, series.columns.get(head, [])] = known["half_width"]
     times = pd.DatetimeIndex(series.times[-1] + step * np.arange(1, len(y) + 1), name="open_time").tz_localize("UTC")
     table = {}
     for k, target in enumerate(series.targets):

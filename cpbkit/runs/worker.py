@@ -15,12 +15,12 @@ import torch
 
 from cpbkit import __version__
 from cpbkit.config import own
-from cpbkit.config.experiment import Experiment, to_json
+from cpbkit.config.experiment import Experiment, series_of, to_json
 from cpbkit.errors import RunError, Terminated
 from cpbkit.evaluation.backtest import join
 from cpbkit.evaluation.conformal import judge_prediction_intervals, judge_quantiles
 from cpbkit.evaluation.past import past_of
-from cpbkit.evaluation.pooled import losses_of, to_bytes
+from cpbkit.evaluation.pooled import Losses, losses_of, to_bytes
 from cpbkit.evaluation.results import ResultLine, Running, group_heads
 from cpbkit.evaluation.verdicts import OLD, evidence, judge
 from cpbkit.hardware import memory
@@ -45,6 +45,7 @@ from cpbkit.training.loop import (
     persistence_losses,
 )
 from cpbkit.training.stack import Stack
+from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.series import Series, data_sha256
 from cpbkit.windows.windows import Windows
 
@@ -196,7 +197,7 @@ def _work(job: Job) -> Iterator[Message]:
             samples += len(state.curves) * training.batch
         stage = "validation" if state.step == training.steps else "epochs"
         ended = [] if state.step else state.finished
-        for name, group in itertools.groupby(ended, lambda finished: finished.name.partition("~")[0]):
+        for name, group in itertools.groupby(ended, lambda finished: series_of(finished.name)):
             folds = list(group)
             for series in job.series:
                 if series.name == name or training.pooled:
@@ -238,7 +239,7 @@ def _progress(job: Job, state: Fit, persistence: dict[str, dict[str, float]], sa
     running: dict[str, Running] = {}
     for row, curve in state.curves.items():
         piece, lowest = training.of_row(row)[0], min(curve["validation"], default=math.inf)
-        for name in [one.name for one in job.series] if training.pooled else [piece.partition("~")[0]]:
+        for name in [one.name for one in job.series] if training.pooled else [series_of(piece)]:
             # Of a search the best so far, of folds the last.
             if name not in running or lowest < min(running[name].curve["validation"], default=math.inf):
                 running[name] = Running(curve, persistence[piece], share)
@@ -258,17 +259,58 @@ def _result(
     The last of them, which is trained on the newest bars, is the one that is kept. Of a refit, which has one fold,
     the model before it is judged beside it. about: what the training alone knows of the line of the ledger.
     """
-    experiment, last = job.experiment, folds[-1]
+    experiment, task, name = job.experiment, job.experiment.task, job.experiment.model.name
     places = [windows.names.index(piece) for piece in experiment.training.pieces(series.name)]
-    splits, scaler = windows.splits[places[-1]], windows.scalers[places[-1]]
-    dates = [windows.splits[m].dates(windows.series[m]) for m in places]
+    line = _begin_line(job, windows, series, folds, places, about)
+    if line.status != "done":
+        return Result(line, None)
+    sick = dataclasses.replace(line, status="sick", reason="a forecast of the validation or test split is not finite")
+    parts = []  # of each fold, by head
+    for m, finished in zip(places, folds, strict=True):
+        net = zoo.restore(task, experiment.model, finished.weights).to(windows.device)
+        of_test = forecast(net, windows, "test", [m])[0]
+        test, its = median(of_test, task), windows.splits[m]
+        if not np.isfinite(test).all():
+            return Result(sick, None)
+        place, is_itself = task.zero_shot, bool(experiment.pretrained)
+        parts.append(evidence(windows.series[m], its.test, test, its.bounds["train"][1], place, is_itself))
+    validation = median(forecast(net, windows, "validation", places[-1:])[0], task)
+    if not np.isfinite(validation).all():
+        return Result(sick, None)
+    splits = windows.splits[places[-1]]
+    origins = np.concatenate([windows.splits[m].test for m in places])  # a piece has the first rows of its series
+    judged, losses = _judge(series, origins, {head: join(told) for head, told in group_heads(parts).items()}, name)
+    held, half_widths = judge_prediction_intervals(series, splits, task.context, validation, test)
+    line = dataclasses.replace(line, test=judged, prediction_intervals=held)
+    shown = {head: past_of(series, splits.test, head, part, half_widths[head]) for head, part in parts[-1].items()}
+    if levels := task.quantiles:
+        line = dataclasses.replace(line, quantiles=judge_quantiles(series, splits, levels, of_test))
+    if parent:
+        validation, test = _forecast_before(parent, windows, places[-1])
+        before = evidence(series, splits.test, test, splits.bounds["train"][1])
+        _, half_widths = judge_prediction_intervals(series, splits, task.context, validation, test)
+        judged, old_losses = _judge(series, splits.test, before, name)
+        line = dataclasses.replace(line, before=judged)
+        for head, part in before.items():
+            losses[head + OLD] = old_losses[head]
+            shown[head + OLD] = past_of(series, splits.test, head, part, half_widths[head])
+    described = _describe(line, series, experiment, folds[-1], windows.scalers[places[-1]])
+    return Result(line, checkpoint.save(folds[-1].weights, described), to_bytes(losses, shown))
+
+
+def _begin_line(
+    job: Job, windows: Windows, series: Series, folds: list[Finished], places: list[int], about: dict[str, Any]
+) -> ResultLine:
+    """Return the line of the ledger before its models are judged; places: of the folds among the windows."""
+    last, splits = folds[-1], windows.splits[places[-1]]
     wrong = next((finished for finished in folds if finished.status != "done"), last)
-    line = ResultLine(
+    dates = [windows.splits[m].dates(windows.series[m]) for m in places]
+    return ResultLine(
         series.name,
         wrong.status,
         wrong.reason,
         synthetic=series.synthetic,
-        preset=experiment.preset,
+        preset=job.experiment.preset,
         parameters=sum(tensor.numel() for tensor in last.weights.values()),
         search=list(last.tried),
         tried=list(job.tried),
@@ -284,44 +326,24 @@ def _result(
         folds=dates if len(folds) > 1 else [],
         **about,
     )
-    if line.status != "done":
-        return Result(line, None)
-    parts = []  # of each fold, by head
-    for m, finished in zip(places, folds, strict=True):
-        net = zoo.restore(experiment.task, experiment.model, finished.weights).to(windows.device)
-        known, told = (forecast(net, windows, part, [m])[0] for part in ("validation", "test"))
-        known, predicted = median(known, experiment.task), median(told, experiment.task)
-        if not (np.isfinite(known).all() and np.isfinite(predicted).all()):
-            reason = "a forecast of the validation or test split is not finite"
-            return Result(dataclasses.replace(line, status="sick", reason=reason), None)
-        piece, its = windows.series[m], windows.splits[m]
-        train_end, place, is_itself = its.bounds["train"][1], experiment.task.zero_shot, bool(experiment.pretrained)
-        parts.append(evidence(piece, its.test, predicted, train_end, place, is_itself))
-    found = {head: join(told) for head, told in group_heads(parts).items()}
-    name = experiment.model.name
-    origins = np.concatenate([windows.splits[m].test for m in places])  # a piece has the first rows of its series
-    losses = {head: losses_of(series, origins, part, name) for head, part in found.items()}
-    held, halves = judge_prediction_intervals(series, splits, experiment.task.context, known, predicted)
-    line = dataclasses.replace(
-        line,
-        test={head: judge(**part, unit=series.unit, model=name).to_dict() for head, part in found.items()},
-        prediction_intervals=held,
-    )
-    shown = {head: past_of(series, splits.test, head, part, halves[head]) for head, part in parts[-1].items()}
-    if levels := experiment.task.quantiles:
-        line = dataclasses.replace(line, quantiles=judge_quantiles(series, splits, levels, told))
-    if parent:
-        known, old = _forecast_before(parent, windows, places[-1])
-        before = evidence(series, splits.test, old, splits.bounds["train"][1])
-        _, halves = judge_prediction_intervals(series, splits, experiment.task.context, known, old)
-        judged = {head: judge(**part, unit=series.unit, model=name).to_dict() for head, part in before.items()}
-        line = dataclasses.replace(line, before=judged)
-        losses |= {head + OLD: losses_of(series, splits.test, part, name) for head, part in before.items()}
-        shown |= {head + OLD: past_of(series, splits.test, head, part, halves[head]) for head, part in before.items()}
-    described = {
+
+
+def _judge(
+    series: Series, origins: np.ndarray, by_head: Mapping[str, Mapping], model: str
+) -> tuple[dict[str, dict], dict[str, Losses]]:
+    """Return the judgement of each head for the ledger, and its losses, from what `evidence` gathered."""
+    judged = {head: judge(**part, unit=series.unit, model=model).to_dict() for head, part in by_head.items()}
+    return judged, {head: losses_of(series, origins, part, model) for head, part in by_head.items()}
+
+
+def _describe(
+    line: ResultLine, series: Series, experiment: Experiment, finished: Finished, scaler: Scaler
+) -> dict[str, Any]:
+    """Return what it takes to use a model, and where it comes from."""
+    return {
         "version": __version__,
         "torch": torch.__version__,
-        "experiment": dataclasses.asdict(dataclasses.replace(experiment, training=last.training)),
+        "experiment": dataclasses.asdict(dataclasses.replace(experiment, training=finished.training)),
         "series": series.name,
         "synthetic": series.synthetic,
         "features": series.features,
@@ -335,7 +357,6 @@ def _result(
         "dates": line.dates,
         "data_sha256": line.data_sha256,
     }
-    return Result(line, checkpoint.save(last.weights, described), to_bytes(losses, shown))
 
 
 def _forecast_before(parent: TrainedModel, windows: Windows, m: int) -> Iterator[np.ndarray]:

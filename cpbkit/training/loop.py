@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cpbkit.config.experiment import Experiment, Task, Training, derive_seed
+from cpbkit.config.experiment import Experiment, Task, Training, derive_seed, series_of
 from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
 from cpbkit.models import zero_shot, zoo
@@ -376,11 +376,11 @@ def _close_epoch(state: Fit, training: Training, validation: Tensor, explain: Ca
             state.ended[name] = "done", f"all {training.epochs} epochs", state.epoch
         elif state.hurry:
             state.ended[name] = "done", state.hurry, state.epoch
-        elif (series := training.of_row(name)[0].partition("~")[0]) in state.leaving:
+        elif (series := series_of(training.of_row(name)[0])) in state.leaving:
             state.ended[name] = "done", state.leaving[series], state.epoch
         if name in state.ended:
             table["alive"][row] = 0
-    for series in dict.fromkeys(training.of_row(name)[0].partition("~")[0] for name in stack.names):
+    for series in dict.fromkeys(series_of(training.of_row(name)[0]) for name in stack.names):
         pieces = training.pieces(series)
         if all(row in state.ended for piece in pieces for row in training.rows(piece)):
             state.finished += [_finish(state, piece) for piece in pieces]

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cpbkit.config.experiment import Training, derive_seed
+from cpbkit.config.experiment import Training, derive_seed, series_of
 
 ALIGN = 64  # elements; keeps every view 16-byte aligned in half precision
 # What torch.optim's fused optimisers call. They themselves would ask each row, which has a rate of its own, for its
@@ -47,7 +47,7 @@ class Stack:
         return len(self.names)
 
     def _first_weights(self, build: Callable[[int], nn.Module], name: str) -> list[Tensor]:
-        series = self.training.of_row(name)[0].partition("~")[0]  # all folds of a series begin alike
+        series = series_of(self.training.of_row(name)[0])  # all folds of a series begin alike
         torch.manual_seed(derive_seed("weights", self.training.seed, series))
         return [parameter.detach().flatten() for parameter in build(1).parameters()]
 

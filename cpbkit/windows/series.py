@@ -54,6 +54,11 @@ class Series:
         """The bar length in ns."""
         return round(self.step_seconds * SECOND_NS)
 
+    @property
+    def columns(self) -> dict[str, list[int]]:
+        """The places of the targets of each head."""
+        return {head: [k for k, owner in enumerate(self.heads) if owner == head] for head in dict.fromkeys(self.heads)}
+
     def __len__(self) -> int:
         return len(self.times)
 

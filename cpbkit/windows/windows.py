@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cpbkit.config import own
-from cpbkit.config.experiment import Task, derive_seed
+from cpbkit.config.experiment import Task, derive_seed, series_of
 from cpbkit.errors import check_name
 from cpbkit.windows.scaling import Scaler
 from cpbkit.windows.series import Series
@@ -115,7 +115,7 @@ class Windows:
         rows = []
         for m in members:
             pool = self.pools[m]
-            generator.manual_seed(derive_seed("order", seed, self.names[m].partition("~")[0], epoch))
+            generator.manual_seed(derive_seed("order", seed, series_of(self.names[m]), epoch))
             turns = -(-count // len(pool))
             picks = [torch.randperm(len(pool), generator=generator, device=self.device) for _ in range(turns)]
             rows.append(pool[torch.cat(picks)[:count]])
