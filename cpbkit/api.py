@@ -113,7 +113,7 @@ class Run:
         """Ask the sweep that works on this run, wherever it is, to end after a checkpoint; the same call goes on.
 
         series: only their models end, with the running epoch, and are judged as they are. after_epoch: all do.
-        Errors: RunError where nobody works on it; UnknownName.
+        Errors: RunError where nobody works on it, and for single models on a Ray cluster; UnknownName.
         """
         self._folder.stop(self.series if after_epoch else series)
 

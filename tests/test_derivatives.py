@@ -18,6 +18,17 @@ from cpbkit.windows.series import from_klines
 ROOT = "/data/futures/um/monthly"
 
 
+def test_an_allowance_that_runs_out_is_waited_for(server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(binance.Client, "pause", lambda self, url, seconds: pauses.append(url))
+    server.weight = "2000"  # of 2400 a minute
+    bars = load_klines(vary(experiment(), features=("close_return",)))
+    pauses.clear()
+    with pytest.raises(SourceError):  # this host has no rates
+        add_columns(bars, ["premium"])
+    assert len(pauses) == 1 and pauses[0].endswith("premiumIndexKlines")
+
+
 @pytest.fixture
 def server(monkeypatch):
     with serving(today="2025-03-12") as server:

@@ -232,6 +232,11 @@ def test_a_model_and_then_the_sweep_are_stopped_from_elsewhere(tmp_path):
     assert run.wishes() == {"end": True, "series": [first]}
     with run.writing(experiment):
         assert run.wishes() == {"end": False, "series": []}  # they were meant for the sweep before
+        run.begin({"executor": "ray"})
+        with pytest.raises(RunError, match="stop the whole sweep"):
+            run.stop([first])
+        run.stop()
+        assert run.wishes()["end"]
 
 
 def _run_with_many_checkpoints(folder):

@@ -297,7 +297,7 @@ def status(folder, as_json):
 def stop(folder, series, after_epoch):
     """Ask the sweep that works on a run to end after a checkpoint; the command that started it goes on from there.
 
-    With SERIES only their models end, with the running epoch, and are judged as they are; not on a Ray cluster.
+    With SERIES only their models end, with the running epoch, and are judged as they are. Not on a Ray cluster.
     """
     from cpbkit.runs.folder import RunFolder
 

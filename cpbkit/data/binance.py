@@ -24,7 +24,7 @@ import pandas as pd
 from cpbkit.data import archive, request
 from cpbkit.data.archive import ArchiveFile, BadFile, Piece, Record
 from cpbkit.data.cache import PART_AGE, RANK, CacheError, Holding, Opinion, Store, forget, merge
-from cpbkit.data.download import Client, Gone, Pool, Retries, Unavailable
+from cpbkit.data.download import Answer, Client, Gone, Pool, Retries, Unavailable
 from cpbkit.data.klines import (
     DAY_NS,
     EXTRAS,
@@ -372,11 +372,8 @@ class _Fetch:
 
     def _page(self, order: Order, **params: int) -> tuple[bytes, int]:
         url = self.hosts.rest(order.market, "klines")
-        answer = self.client.get(
-            url, {"symbol": order.contract.name, "interval": order.interval, **params}, limit=archive.REST_LIMIT
-        )
-        if answer.weight > 0.8 * _REST[order.market][2]:
-            self.client.pause(url, 60 - time.time() % 60)  # the allowance is counted by the minute
+        asked = {"symbol": order.contract.name, "interval": order.interval, **params}
+        answer = ask_rest(self.client, order.market, url, asked)
         if answer.status == 400 and b"-1121" in answer.body:
             raise self._unknown(order)
         if answer.status != 200:
@@ -601,6 +598,14 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
         checked=checked,
         notes=notes,
     )
+
+
+def ask_rest(client: Client, market: str, url: str, params: dict[str, Any]) -> Answer:
+    """Ask a REST host; where its allowance nears its end, nobody asks it again before the next minute."""
+    answer = client.get(url, params, limit=archive.REST_LIMIT)
+    if answer.weight > 0.8 * _REST[market][2]:
+        client.pause(url, 60 - time.time() % 60)  # it is counted by the minute
+    return answer
 
 
 def _sentence(lost: Mapping[str, BaseException], asked: int) -> str:

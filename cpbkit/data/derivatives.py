@@ -111,7 +111,7 @@ def _ask(client: Client, hosts: Hosts, name: str, bars: Klines, months: list[_Mo
     try:
         while at < end:
             span = {"startTime": at // 10**6, "endTime": (end - 1) // 10**6}
-            answer = client.get(url, {"symbol": contract.name, **params, **span}, limit=archive.REST_LIMIT)
+            answer = binance.ask_rest(client, "um", url, {"symbol": contract.name, **params, **span})
             if answer.status != 200:
                 raise Unavailable(f"{url} answered HTTP {answer.status}: {answer.body[:80].decode(errors='replace')}")
             page = [(time, value) for time, value in _points(answer.body, name, url) if at <= time < end]

@@ -62,7 +62,7 @@ STATUS_FORM = {"stage?": str, "at?": float, **foreign.form_of(Standing)}
 STOP_FORM = {"end": bool, "series": [str]}
 HOLDER_FORM = {"pid": int, "host": str, "since": float}
 ABOUT_FORM = {
-    **dict.fromkeys(("command?", "date?", "commit?", "parent?"), str),
+    **dict.fromkeys(("command?", "date?", "commit?", "parent?", "executor?"), str),
     **{"machine?": dict, "versions?": dict, "starts?": [dict]},
 }
 
@@ -378,6 +378,8 @@ class RunFolder:
         names = [check_name("series", name, known) for name in series]
         if not self.holder():
             raise RunError(f"nobody works on {self.folder}, so there is nothing to stop")
+        if names and self.about().get("executor") == "ray":
+            raise RunError("the models of a Ray cluster do not end one by one; stop the whole sweep, without series")
         before = self.wishes()
         self._write(STOP, {"end": before["end"] or not names, "series": sorted({*before["series"], *names})})
 

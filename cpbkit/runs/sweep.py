@@ -78,10 +78,11 @@ def sweep(
         tell = _teller(run, state, on_progress)
         if state.missing:
             try:
+                place = _place(executor, workers)
                 origin = {"parent": str(parent.folder)} if parent else {}
+                origin["executor"] = "processes" if place.gpus is None else "ray"
                 run.begin({"command": redact(command), **origin, **provenance.describe()})
                 run.keep_sources(map(own.source, experiment.own_parts))
-                place = _place(executor, workers)
                 _sweep(run, state, clock, tell, klines, place, deadline, failed, parents)
             except Terminated:
                 if not run.wishes()["end"]:
