@@ -8,11 +8,11 @@ from statistics import median
 import torch
 from torch import nn
 
-from cpbkit.bench.gauges import on_threads
 from cpbkit.gpu_check.call_stacks import STAGES
 from cpbkit.gpu_check.inject import OWN_LOOPS, inject_all
 from cpbkit.gpu_check.watch import watch
 from cpbkit.hardware import provenance
+from cpbkit.hardware.device import on_threads
 
 PAIRS, QUICK_PAIRS = 100, 30
 BLOCK = 0.5  # s

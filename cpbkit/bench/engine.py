@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from cpbkit.bench.gauges import on_threads, wait
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.hardware import memory
+from cpbkit.hardware.device import on_threads, wait
 from cpbkit.training.loop import Fit, assemble, fit
 from cpbkit.training.stack import Stack
 from cpbkit.windows.series import Series

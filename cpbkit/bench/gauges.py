@@ -1,11 +1,10 @@
-"""The machine's own ceiling, and what a stopwatch needs."""
+"""The machine's own ceiling."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import torch
 
+from cpbkit.hardware.device import on_threads, wait
 from cpbkit.models.products import choose
 from cpbkit.training.precision import tf32
 
@@ -31,20 +30,3 @@ def matmul_rate(device: torch.device, precision: str) -> float:
             wait(device)
             best = min(best, clock() - begun)
     return 2 * n**3 / best
-
-
-@contextlib.contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    """Let this process compute on so many threads, and afterwards on as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def wait(device: torch.device) -> None:
-    """Wait for the device, where there is one to wait for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cpbkit.bench.gauges import wait
 from cpbkit.bench.twins import Forced, make_twin
 from cpbkit.config.experiment import Experiment, Training
+from cpbkit.hardware.device import wait
 from cpbkit.training.loop import assemble, draw_forcing
 from cpbkit.windows.series import Series
 from cpbkit.windows.windows import Windows

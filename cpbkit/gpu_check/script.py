@@ -16,6 +16,7 @@ import torch
 
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check.watch import UNSTEPPED, Watch, replaced, watch
+from cpbkit.hardware.device import on_threads
 
 THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 AGAIN = 0.1  # s
@@ -73,11 +74,11 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
     """
     if not Path(path).is_file():
         raise CpbkitError(f"doctor runs a training script; got {path!r}, which is no file")
-    before, threads = (sys.argv[:], sys.path[:]), torch.get_num_threads()
+    before = sys.argv[:], sys.path[:]
     sys.argv[:], sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     ended = ""
     try:
-        with _interrupts() as interrupts, watch(live=live, tell=False) as watched:
+        with on_threads(), _interrupts() as interrupts, watch(live=live, tell=False) as watched:
             try:
                 with replaced(os, "putenv", _note_variable):
                     runpy.run_path(path, run_name="__main__")
@@ -93,7 +94,6 @@ def run_script(path: str, arguments: tuple[str, ...] = (), live: bool = True) ->
                     ended = f"the script failed: {type(error).__name__}: {error}"
     finally:
         sys.argv[:], sys.path[:] = before
-        torch.set_num_threads(threads)
     if not watched.steps:
         raise CpbkitError(
             f"no step of a torch.optim optimiser was seen in {path}, nor {UNSTEPPED} passes backward; the doctor "

@@ -17,13 +17,12 @@ from cpbkit.models.products import choose, is_onednn_faster
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
-ONE = torch.ones(())
 
 
 def tanh(x: Tensor, out: Tensor) -> Tensor:
     """Write the tanh of x, there where MKL keeps to AVX2 as 1 - 2 sigmoid(-2 x): 0.4 ns for each, not 2.4."""
     if x.device.type == "cpu" and is_onednn_faster():
-        return torch.sub(ONE, torch.mul(x, -2, out=out).sigmoid_(), alpha=2, out=out)
+        return torch.mul(x, -2, out=out).sigmoid_().mul_(-2).add_(1)
     return torch.tanh(x, out=out)
 
 
@@ -70,7 +69,7 @@ def lstm_step(gates: Gates, cell: Tensor, after: Tensor, shown: Tensor, state: T
     """
     together, input, forget, new, output = gates
     together.sigmoid_()
-    torch.sub(ONE, new, alpha=2, out=new)
+    new.mul_(-2).add_(1)
     torch.mul(forget, cell, out=after).addcmul_(input, new)
     tanh(after, out=shown)
     torch.mul(output, shown, out=state)

@@ -41,14 +41,12 @@ def local(jobs: Sequence, work: Work) -> Iterator:
     """Run the jobs here, one after another; the process has its threads and random state back afterwards."""
     import torch
 
-    threads = torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            for job in jobs:
-                if _is_wanted(job):
-                    yield from work(job)
-    finally:
-        torch.set_num_threads(threads)
+    from cpbkit.hardware.device import on_threads
+
+    with on_threads(), torch.random.fork_rng(devices=[]):
+        for job in jobs:
+            if _is_wanted(job):
+                yield from work(job)
 
 
 def _is_wanted(job) -> bool:

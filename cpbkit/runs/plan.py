@@ -12,6 +12,7 @@ import torch
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
+from cpbkit.hardware.device import on_threads, wait
 from cpbkit.hardware.environment import count_cores, free_memory
 from cpbkit.models import zoo
 from cpbkit.training.loop import Fit, assemble, evaluate, find_series, fit, is_out_of_memory
@@ -184,41 +185,34 @@ def _fewer_bits(experiment: Experiment, series: list[Series], device: str, best:
 
 
 def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
-    training, threads = experiment.training, torch.get_num_threads()
+    training = experiment.training
     held: dict[int, int] = {}
 
     def pack(tensor):
         held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    torch.set_num_threads(1)
     random = torch.get_rng_state()
     try:
-        with memory.peak(torch.device(device)) as taken:
+        with on_threads(1), memory.peak(torch.device(device)) as taken:
             windows, stack = assemble(experiment, series, device)
             steps = max(training.steps, TIMED_STEPS + 2)
             with contextlib.closing(fit(Fit(stack), windows, training, steps)) as run:
                 with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                     next(run)
-                _wait(device)
+                wait(device)
                 ends = [time.perf_counter()]
                 while len(ends) <= TIMED_STEPS or (len(ends) < steps and ends[-1] - ends[0] < TIMED_SECONDS):
                     next(run)
-                    _wait(device)
+                    wait(device)
                     ends.append(time.perf_counter())
                 if device != "cpu":  # a validation needs memory beside that of the captured step
                     evaluate(stack.net, windows, "validation", find_series(stack, windows))
     finally:
-        torch.set_num_threads(threads)
         torch.set_rng_state(random)
     pace = min(later - earlier for earlier, later in itertools.pairwise(ends))
     counted = 0 if device != "cpu" else COPIES * stack.weights.nbytes + sum(held.values())
     return Trial(len(series), pace, max(counted, taken["bytes"] or 0))
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def _cut(names: list[str], size: int) -> list[list[str]]:
