@@ -32,6 +32,11 @@ def figure(value: float, digits: int = 6) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:,.{digits}g}"
 
 
+def signed(value: float, form: str) -> str:
+    """Say a number in a form such as `+.1f`, with a minus that is as wide as a plus."""
+    return f"{value:{form}}".replace("-", "−")
+
+
 def without_nan(value):
     """Return the same for JSON, in which null stands for a number that is not finite."""
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 def tanh(x: Tensor, out: Tensor) -> Tensor:
-    """Write the tanh of x, there where MKL keeps to AVX2 as 1 - 2 sigmoid(-2 x): 0.4 ns for each, not 2.4."""
+    """Write the tanh of x, there where MKL keeps to AVX2 as 1 - 2 sigmoid(-2 x): 0.4 ns for each, not 2.1."""
     if x.device.type == "cpu" and is_onednn_faster():
         return torch.mul(x, -2, out=out).sigmoid_().mul_(-2).add_(1)
     return torch.tanh(x, out=out)

@@ -5,7 +5,7 @@ from matplotlib.colors import to_rgba
 
 from cpbkit.evaluation.forecastable import ALL, TARGETS
 from cpbkit.evaluation.verdicts import BEATS, LOSES, TOO_FEW
-from cpbkit.quantities import counted
+from cpbkit.quantities import counted, signed
 from cpbkit.views.palette import FAINT, GREEN, INK, RED
 from cpbkit.views.style import SMALL, WIDTH, Picture, above, label, look
 
@@ -24,7 +24,7 @@ def map_figure(table: pd.DataFrame, synthetic: bool = False) -> Picture:
     for row in table.itertuples():
         x, y = columns.index((row.target, row.bars)), series.index(row.series)
         skill = table.at[row.Index, "skill %"]
-        text, colour = f"{skill:+.1f}".replace("-", "−"), FAINT
+        text, colour = signed(skill, "+.1f"), FAINT
         if row.verdict == BEATS:
             share, colour = min(1.0, 0.15 + 0.85 * skill / FULL), INK
             axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=to_rgba(GREEN, 0.8 * share), lw=0)

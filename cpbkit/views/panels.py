@@ -12,6 +12,7 @@ import pandas as pd
 
 from cpbkit.evaluation import verdicts
 from cpbkit.evaluation.results import ResultLine, Running, is_synthetic
+from cpbkit.quantities import signed
 from cpbkit.views.loss import lowest, relative
 from cpbkit.views.page import Html, page
 from cpbkit.views.strip import strips
@@ -123,7 +124,7 @@ class SweepPicture:
         kinds = [word.lower() if word in ("BEATS", "LOSES") else "muted" for word, _ in said]
         texts = [word.removesuffix(" TO TELL") for word, _ in said]
         if len(said) == 1 and math.isfinite(said[0][1]) and said[0][0] != verdicts.TOO_FEW:  # whose skill is chance
-            texts[0] += f" {said[0][1] + 0.0:+.1f} %".replace("-", "−")
+            texts[0] += f" {signed(said[0][1] + 0.0, '+.1f')} %"
         return "".join(map(_word, texts, kinds)), kinds[0], best
 
 

@@ -21,7 +21,7 @@ from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation import past, pooled, verdicts
 from cpbkit.evaluation.results import ResultLine, is_synthetic
 from cpbkit.evaluation.training_checks import check_results
-from cpbkit.quantities import counted, duration
+from cpbkit.quantities import counted, duration, signed
 from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
 from cpbkit.views.chart import chart
 from cpbkit.views.loss import lowest, relative
@@ -437,7 +437,7 @@ def _origin(about: Mapping, with_command: bool) -> dict:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "" if value is None else f"{value:{form}}".replace("-", "−")
+    return "" if value is None else signed(value, form)
 
 
 def _span(times: float, low: float | None, high: float | None, form: str) -> str:

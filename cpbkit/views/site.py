@@ -22,7 +22,7 @@ from cpbkit.data.klines import INTERVAL_SECONDS, Klines, validate
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.evaluation import past, verdicts
 from cpbkit.evaluation.results import is_synthetic
-from cpbkit.quantities import without_nan
+from cpbkit.quantities import signed, without_nan
 from cpbkit.runs import trained
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.settle import Bars
@@ -134,7 +134,7 @@ class Site:
         for name in sorted(self.models, key=lambda name: -group[name].skill if name in group else math.inf):
             row = {"series": name, "label": label(name), "word": "", "kind": "ties", "mark": "", "skill": ""}
             if name in group:
-                word, skill = found[name].word, f"{100 * group[name].skill:+.2f} %".replace("-", "−")
+                word, skill = found[name].word, f"{signed(100 * group[name].skill, '+.2f')} %"
                 row |= {"word": word, "kind": word.lower().replace(" ", "-"), "skill": skill}
                 row |= {"mark": Markup(skill_mark(group[name], *frame))}
             rows.append(row)

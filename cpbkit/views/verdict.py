@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from cpbkit.evaluation import metrics, verdicts
 from cpbkit.evaluation.results import ResultLine, group_heads, is_synthetic
 from cpbkit.evaluation.verdicts import Judgement, Verdict
-from cpbkit.quantities import counted
+from cpbkit.quantities import counted, signed
 from cpbkit.texts import cut
 from cpbkit.views.loss import DASHES
 from cpbkit.views.market import calendar
@@ -116,7 +116,7 @@ def comparison_figure(runs: "pd.DataFrame", pairs: "pd.DataFrame") -> Picture:
         for row in pairs[pairs["head"] == head].to_dict("records"):
             at, colour = (names.index(row["other"]), names.index(row["run"])), COLOURS[row["verdict"]]
             weight = "bold" if row["verdict"] == "BEATS" else "normal"
-            said = f"{row['skill %']:+.2f}".replace("-", "−")
+            said = signed(row["skill %"], "+.2f")
             matrix.text(*at, said, color=colour, weight=weight, ha="center", va="center", size=SMALL)
         matrix.set(xlim=(-0.5, len(names) - 0.5), ylim=(rows - 0.4, -0.6))
         matrix.set_yticks([])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from cpbkit.quantities import counted
+from cpbkit.quantities import counted, signed
 from cpbkit.texts import cut
 from cpbkit.views.loss import DASHES
 from cpbkit.views.palette import BLUE, FAINT, INK, MUTED, ORANGE
@@ -38,7 +38,8 @@ def window_figure(series: "Series", task: "Task") -> Picture:
         spread = np.abs(x[:, c] - x[:, c].mean()).max() or 1.0
         left.axhline(middle, color=FAINT, lw=0.6)
         left.plot(back, middle + 0.45 * (x[:, c] - x[:, c].mean()) / spread, color=BLUE, lw=1.4)
-        beside(left, middle, f"{cut(name, 24)}  {x[:, c].min():.2f} to {x[:, c].max():.2f}".replace("-", "−"), MUTED)
+        low, high = (signed(end, ".2f") for end in (x[:, c].min(), x[:, c].max()))
+        beside(left, middle, f"{cut(name, 24)}  {low} to {high}", MUTED)
     left.set(xlim=(back[0], 0), ylim=(-len(task.features), 0), yticks=[])
     right = figure.panel(970, 96, WIDTH - 970 - 120, height)
     ahead = np.arange(task.horizon + 1)
