@@ -280,6 +280,22 @@ def test_a_model_that_is_called_from_two_lines_is_counted_at_each():
     assert list(noted(both).find_parts().values()) == [20] * 6  # three parts, twice
 
 
+def test_a_batch_that_is_given_by_name_is_a_batch():
+    model = ByName()
+    calls = noted(lambda: [model(x=torch.randn(16, 8), mask=torch.ones(8)) for _ in range(3)])
+    (called,) = calls.models
+    assert calls.models[called] == 3 and calls.find_batch(called) == 16
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, *, x, mask):
+        return self.head(input=x * mask)
+
+
 def test_calls_that_carry_a_state_on_are_not_one_by_one():
     cell, x = nn.GRU(8, 16), torch.randn(4, 12, 8)
 

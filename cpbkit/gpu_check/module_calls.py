@@ -80,13 +80,15 @@ class ModuleCalls:
         return self._samples[model] / max(self.models[model], 1)
 
     def _note(self, module: nn.Module, args) -> None:
-        stack = self.roles.read(sys._getframe(2))
+        frame = sys._getframe(2)  # torch's, which gives hooks of all modules no arguments by name
+        stack = self.roles.read(frame)
         if not stack.own:
             return
         graded = torch.is_grad_enabled()
         noted = self.with_gradients if graded else self.without
         if id(module) not in noted:
             noted[id(module)] = Called({id(weight): weight.numel() for weight in module.parameters()}, stack.own)
+        args = (*args, *frame.f_locals.get("kwargs", {}).values())
         given: Any = args[0] if args else None
         samples = len(given) if type(given) in (list, tuple) or (_is_tensor(given) and given.dim()) else 0
         beside = [x for x in tree_leaves(args[1:]) if _is_tensor(x)]
