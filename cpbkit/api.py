@@ -4,6 +4,7 @@ import html
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,7 @@ from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.pooled import Pooled, gather, pool, say_all
 from cpbkit.evaluation.results import MADE_UP, ResultLine, is_synthetic
-from cpbkit.evaluation.training_checks import check_results
+from cpbkit.evaluation.training_checks import check_results, tell_unsound
 from cpbkit.evaluation.verdicts import (
     Verdict,
     advise,
@@ -34,6 +35,8 @@ from cpbkit.evaluation.verdicts import (
     meanings,
     seed_spread,
     skill_by_horizon,
+    table_text,
+    tell_unbelievable,
     verdict_table,
     verdicts,
 )
@@ -130,7 +133,7 @@ class Run:
         said |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
         said |= say_quantiles(results)
         trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
-        trouble += filter(None, [tell_stopped(results)])
+        trouble += filter(None, [tell_stopped(results), tell_unsound(results), tell_unbelievable(results)])
         if missing:
             trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
         return Verdicts(verdict_table(by_head), said, results, together, tuple(trouble))
@@ -348,14 +351,15 @@ class Verdicts:
         }
 
     def __str__(self) -> str:
-        return "\n".join([self.table.to_string(index=False), *self.headlines])
+        columns = shutil.get_terminal_size().columns
+        return "\n".join(filter(None, [table_text(self.table, columns), *self.trouble, *self.headlines]))
 
     __repr__ = __str__  # what a notebook without HTML shows
 
     def _repr_html_(self) -> str:
         from cpbkit.views.tables import verdict_html
 
-        return verdict_html(self.table, self.headlines)
+        return verdict_html(self.table, (*self.trouble, *self.headlines))
 
 
 @dataclass(frozen=True, repr=False)

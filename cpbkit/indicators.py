@@ -75,13 +75,15 @@ def features_in(place: str) -> tuple[str, ...]:
 
 
 def _compute_own(frame: pd.DataFrame, name: str) -> np.ndarray:
-    values = own.find(name, "a feature")(frame.copy())
+    function, wanted = own.find(name, "a feature"), f"A feature gets a table with the columns {', '.join(frame)}"
+    with own.running(name, f"{wanted}, and returns a number for each of its rows"):
+        values = function(frame.copy())
+        numbers = np.asarray(values, float)
     if isinstance(values, pd.Series) and not values.index.equals(frame.index):
         raise DataError(f"{name} must return a number for each bar, on their index; got another index. Reindex to it")
-    values = np.asarray(values, float)
-    if values.shape != (len(frame),):
-        raise DataError(f"{name} must return a number for each of the {len(frame)} bars; got shape {values.shape}")
-    return values
+    if numbers.shape != (len(frame),):
+        raise DataError(f"{name} must return a number for each of the {len(frame)} bars; got shape {numbers.shape}")
+    return numbers
 
 
 def find_indicator(name: str) -> "Indicator":

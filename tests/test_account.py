@@ -38,6 +38,9 @@ def told(ends=(), *, verbose=False, screen=None, **given):
 
 def test_the_end_of_a_model_is_one_line():
     assert ending(LINE, 7, 40, "-0.1 % TIES") == ("[7/40] ADAUSDT_15m done: best epoch 6 of 12, -0.1 % TIES, 41 s")
+    trials = [{"learning_rate": rate, "validation": loss} for rate, loss in ((0.003, 0.9), (0.01, 0.95))]
+    searched = replace(LINE, search=trials)
+    assert "best epoch 6 of 12, learning_rate 0.003, -0.1 % TIES" in ending(searched, 7, 40, "-0.1 % TIES")
     lost = replace(LINE, status="failed", reason="no bar is left")
     assert ending(lost, 8, 40, "") == "[8/40] ADAUSDT_15m failed: no bar is left"
 

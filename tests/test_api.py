@@ -19,6 +19,7 @@ from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, DataError, RunError, SourceError, UnknownName
 from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.models import zoo
+from cpbkit.runs.settle import settle
 from cpbkit.training.loop import forecast
 from cpbkit.windows.series import from_klines
 from cpbkit.windows.windows import Windows
@@ -124,7 +125,7 @@ def test_one_series_that_does_not_fit_stops_no_other(run, bars, monkeypatch, cap
     given = {name: bars[name].frame for name in NAMES}
     found = run.forecast({NAMES[0]: given[NAMES[0]], NAMES[1]: given[NAMES[1]].iloc[-9:]}, now=LATER)
     assert list(found) == [NAMES[0]] and "ETHUSDT_1h: a forecast needs 12 bars" in caplog.text
-    with pytest.raises(DataError, match="no series can be forecast"):
+    with pytest.raises(DataError, match=r"no series can be forecast:\n  BTCUSDT_1h.*\n  ETHUSDT_1h.*\n.*--bars FILE"):
         run.forecast({name: frame.iloc[-9:] for name, frame in given.items()}, now=LATER)
     with pytest.raises(DataError, match="needs at least one finished model"):
         run.forecast({})
@@ -132,6 +133,28 @@ def test_one_series_that_does_not_fit_stops_no_other(run, bars, monkeypatch, cap
     with pytest.raises(DataError, match="its newest bar is of 2025-01-31 23:00 UTC; is it still traded"):
         run.forecast(now=LATER)
     assert set(run.forecast(now=pd.Timestamp("2025-02-01 00:05", tz="UTC"))) == set(NAMES)
+
+
+def test_bars_may_have_their_times_in_a_column_as_in_a_file_of_the_cache(run, bars):
+    frame = bars["BTCUSDT_1h"].frame
+    want = run["BTCUSDT_1h"].forecast(frame, now=LATER)
+    got = run["BTCUSDT_1h"].forecast(frame.reset_index(), now=LATER)
+    pd.testing.assert_frame_equal(got.frame, want.frame)
+
+
+def test_a_model_is_told_in_a_line(run):
+    model = run["BTCUSDT_1h"]
+    assert repr(model).startswith("TrainedModel('BTCUSDT_1h'): ") and "\n" not in repr(model)
+    assert "tensor" not in repr(model) and model.verdict in repr(model)
+
+
+def test_a_name_stands_for_itself_where_names_are_asked_for(tmp_path):
+    told = settle("quick", {"symbols": "BTC, ETHUSDT", "intervals": "1h", "targets": "close", "start": "2025-01-01",
+                            "end": "2025-01-31"}).experiment  # fmt: skip
+    assert told.data.symbols == ("BTCUSDT", "ETHUSDT") and told.data.intervals == ("1h",)
+    assert told.task.targets == ("close",) and told.task.target_weights == (1.0,)
+    with pytest.raises(CpbkitError, match=r"names the values of each setting, .*got \{'learning_rate': 0\.001\}"):
+        settle("quick", {"search": {"learning_rate": 1e-3}})
 
 
 def test_bars_of_another_series_and_a_bar_that_is_not_closed_are_refused(run, bars):
@@ -344,3 +367,11 @@ def test_bars_that_only_their_passport_calls_made_up_are_told_above_the_verdicts
     line = ResultLine("BTCUSDT_1h", "done", passport={"synthetic": True})
     assert Verdicts(pd.DataFrame(), {}, [line]).headlines == (MADE_UP,)
     assert Verdicts(pd.DataFrame(), {}, [replace(line, passport={})]).headlines == ()
+
+
+def test_runs_that_do_not_compare_say_which_setting_differs(bars, tmp_path):
+    given = {"data": bars, "epochs": 1, "steps": 5, "quiet": True, "executor": "local"}
+    for horizon in (1, 2):
+        cpb.sweep("quick", horizon=horizon, folder=tmp_path / str(horizon), **given)
+    with pytest.raises(CpbkitError, match=r"same windows.* The runs differ in task\.horizon: 1 -> 2\. Sweep one anew"):
+        cpb.compare(tmp_path / "1", tmp_path / "2")

@@ -226,6 +226,7 @@ LAYOUTS = {
     "NinjaTrader, its own name": ("BTCUSD.Last.txt", csv(Q, "", at(Q.set_axis(Q.index + pd.Timedelta("15min")), "%Y%m%d %H%M%S"), *OHLCV, sep=";"), {"BTCUSD_15m": Q}),
     "BitMEX, closes": ("XBTUSD_1h.csv", csv(H, "timestamp,symbol,open,high,low,close,trades,volume", at(H.set_axis(H.index + pd.Timedelta("1h")), "%Y-%m-%dT%H:%M:%S.000Z"), *same(H, "XBTUSD"), *PRICES, *same(H, 12), "volume"), {"BTCUSD_1h": H}),
     "TradeStation": ("BTCUSD_15m.txt", csv(Q, '"Date","Time","Open","High","Low","Close","Vol","OI"', at(Q, "%m/%d/%Y"), at(Q, "%H:%M"), *OHLCV, *same(Q, 0)), {"BTCUSD_15m": Q}),
+    "German, day and clock apart": ("BTCUSD_15m.csv", csv(Q, "Datum;Uhrzeit;Eröffnung;Hoch;Tief;Schluss;Volumen", at(Q, "%d.%m.%Y"), at(Q, "%H:%M"), *OHLCV, sep=";"), {"BTCUSD_15m": Q}),
     "Nasdaq.com": ("AAPL.csv", csv(D, "Date,Close/Last,Volume,Open,High,Low", at(D, "%m/%d/%Y"), [f"${x}" for x in D["close"]], "volume", *([f"${x}" for x in D[c]] for c in ("open", "high", "low")), newest_first=True), {"AAPL_1d": D}),
     "WSJ": ("AAPL.csv", csv(D, "Date, Open, High, Low, Close, Volume", at(D, "%m/%d/%y"), *OHLCV, newest_first=True), {"AAPL_1d": D}),
     "Excel, semicolons and decimal commas": ("BTCUSDT_1h.csv", csv(H, "Zeit;Open;High;Low;Close;Volume", at(H, "%d.%m.%Y %H:%M"), *OHLCV, sep=";").replace(".", ",").replace(",01,2024", ".01.2024").replace("20,01.", "20.01.").replace("21,01.", "21.01."), {"BTCUSDT_1h": H}),
@@ -325,3 +326,20 @@ def test_a_layout_is_read_right_or_refused(tmp_path, layout):
 )
 def test_symbols_are_read_as_venues_spell_them(text, symbol):
     assert read_symbol(text) == symbol
+
+
+def test_close_times_without_a_zone_are_said_to_be_taken_as_utc(tmp_path):
+    closes = HOURS.set_axis(HOURS.index + pd.Timedelta("1h"))
+    (tmp_path / "BTCUSDT_1h.csv").write_text(
+        csv(closes, "close_time,open,high,low,close,volume", at(closes, "%Y-%m-%d %H:%M"), *OHLCV)
+    )
+    (klines,) = read_files(tmp_path, venue="other").klines.values()
+    assert "Times say no zone; they were taken as UTC." in klines.passport.notes
+
+
+def test_what_is_no_bar_is_sent_where_it_is_taken(tmp_path):
+    (tmp_path / "BTCUSDT_1d.csv").write_text(
+        csv(DAYS, "snapped_at,price,total_volume", at(DAYS, "%Y-%m-%d"), "close", "volume")
+    )
+    with pytest.raises(DataError, match="`cpbkit series` takes tables without these"):
+        read_files(tmp_path, venue="other")

@@ -96,6 +96,92 @@ def test_an_own_loss_of_another_shape_is_refused_with_the_rule(here, bars):
         cpb.sweep("quick", data=bars, loss="parts_here:flat", folder="run", **SMALL)
 
 
+FAULTY = """
+import numpy, torch
+
+class Pair(torch.nn.Module):
+    def __init__(self, task, settings):
+        super().__init__()
+        self.layer = torch.nn.Linear(task.context, task.horizon)
+
+    def forward(self, x):
+        return self.layer(x[..., 0]), x  # line 10
+
+class Logs(Pair):
+    def forward(self, x):
+        return self.layer(x[..., 0].log())[..., None]
+
+class Bare(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+
+class Loss(torch.nn.Module):
+    pass
+
+def numbers(forecast, truth):
+    return numpy.abs((forecast - truth).detach().numpy()).mean((-1, -2))
+
+def three(forecast, truth, weight):
+    return weight
+
+def signs(forecast, truth):
+    return (forecast * truth).sign().mean((-1, -2))
+
+def gone(forecast, truth):
+    return (forecast * 0 + truth).abs().mean((-1, -2))
+
+def typo(bars):
+    return bars["closee"]  # line 36
+
+def words(bars):
+    return ["down"] * len(bars)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "said"),
+    [
+        ("name", "Pair", r"faulty\.py:Pair: TypeError: .*tuple.* maps \(batch, context, features\)"),
+        ("name", "Logs", "must give finite numbers for any input; Logs does not"),
+        ("name", "Bare", r"faulty\.py:Bare: TypeError: .*A network is made from \(task, model\)"),
+        ("loss", "numbers", "faulty.py:numbers"),
+        ("loss", "three", "faulty.py:three: TypeError: .*weight.*A loss is a function of"),
+        ("loss", "Loss", "faulty.py:Loss: TypeError: .*A loss is a function of"),
+        ("loss", "signs", "signs has no gradient"),
+        ("loss", "gone", "gone has no gradient"),
+        (
+            "features",
+            "typo",
+            r"faulty\.py:typo, line 36: KeyError: 'closee'\. A feature gets .* open, high, low",
+        ),
+        ("features", "words", "faulty.py:words: ValueError: could not convert string to float"),
+    ],
+)
+def test_a_fault_in_an_own_part_is_told_in_a_sentence_that_names_it(here, bars, setting, name, said):
+    (here / "faulty.py").write_text(FAULTY)
+    value = f"faulty.py:{name}"
+    given = {setting: ("close_return", value) if setting == "features" else value}
+    try:
+        with pytest.raises(CpbkitError, match=said) as told:
+            cpb.sweep("quick", data=bars, folder="run", **given, **SMALL)
+        assert "\n" not in str(told.value)
+    finally:
+        sys.modules.pop("faulty", None)
+
+
+def test_memory_that_is_short_is_no_fault_of_a_part(here):
+    with pytest.raises(RuntimeError, match="out of memory"), own.running("parts_here.py:huber", ""):
+        raise RuntimeError("CUDA out of memory")
+
+
+def test_a_setting_in_the_wrong_place_of_a_preset_is_sent_to_its_own(tmp_path):
+    for text, said in (('{"training": {"loss": "mae"}}', "loss is a setting of task, not of training"),
+                       ('{"learning_rate": 1}', "learning_rate is a setting of training")):  # fmt: skip
+        (tmp_path / "mine.json").write_text(text)
+        with pytest.raises(UnknownName, match=said):
+            find_preset(str(tmp_path / "mine.json"))
+
+
 def test_another_loss_trains_other_weights(here, bars):
     made = {}
     for loss in ("mse", "mae", "parts_here:huber"):

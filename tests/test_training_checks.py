@@ -10,6 +10,7 @@ from conftest import walk
 from cpbkit.config.experiment import vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.evaluation import training_checks
+from cpbkit.evaluation.results import relative
 from cpbkit.runs import sweep
 from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.loop import mean_losses
@@ -119,3 +120,21 @@ def test_made_up_bars_are_trained_without_a_sick_row(tmp_path):
     bars = {"source": "synthetic", "symbols": ("BTCUSDT",), "intervals": ("1h",), "start": "2025-01-01"}
     results = sweep.sweep(vary(PRESETS["quick"], **bars, end="2025-01-31", epochs=2), tmp_path, executor="local")
     assert not [check for check in training_checks.check_results(results) if check.verdict == "SICK"]
+
+
+def test_what_is_not_sound_is_told_beside_the_verdicts():
+    job = Job("job", vary(QUICK, name="cpbkit.runs.planted:Dead"), (sound(),))
+    dead = [message.line for message in work(job) if isinstance(message, Result)]
+    said = training_checks.tell_unsound(dead)
+    assert said.startswith("1 of 1 models were not trained soundly (S: gradient: no gradient reaches the weights)")
+    assert training_checks.tell_unsound([dataclasses.replace(dead[0], status="sick")]) == ""
+
+
+def test_a_loss_that_is_0_of_persistence_is_no_scale():
+    job = Job("job", QUICK, (sound(),))
+    (line,) = [message.line for message in work(job) if isinstance(message, Result)]
+    odd = dataclasses.replace(line, persistence=dict.fromkeys(line.persistence, 0.0))
+    found = {check.check: check.verdict for check in training_checks.check_results([odd])}
+    assert found["first loss"] == "OK" and "target scale" not in found
+    drawn = relative(odd, "validation")
+    assert np.isfinite(drawn).all() and drawn == pytest.approx(1 + np.array(line.curve["validation"]))

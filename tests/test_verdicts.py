@@ -405,3 +405,14 @@ def test_judging_forty_series_takes_little_time():
     start = time.process_time()
     verdicts.verdicts({str(i): verdicts.judge(*group, "bp") for i, group in enumerate(groups)})
     assert time.process_time() - start < 4  # well under 1 s on an idle core
+
+
+def test_a_skill_that_no_market_leaves_is_told():
+    truth = np.random.default_rng(0).normal(size=(400, 1, 1))
+    naive = {"persistence": np.zeros_like(truth)}
+    much, little = (verdicts.judge(truth, share * truth, naive, "bp").to_dict() for share in (0.8, 0.05))
+    line = ResultLine("BTCUSDT_1h", "done", test={"price": much}, passport={"series": "BTCUSDT_1h"})
+    said = verdicts.tell_unbelievable([line])
+    assert said.startswith("1 model with a skill above 10 %, BTCUSDT_1h 80.0 %: no liquid market")
+    for change in ({"synthetic": True}, {"passport": {}}, {"test": {"price": little}}):
+        assert verdicts.tell_unbelievable([dataclasses.replace(line, **change)]) == ""

@@ -19,11 +19,11 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.data.klines import Gap, Passport, validate
 from cpbkit.errors import DataError
 from cpbkit.evaluation import verdicts
-from cpbkit.evaluation.results import ResultLine, Running
+from cpbkit.evaluation.results import ResultLine, Running, relative
 from cpbkit.evaluation.training_checks import Check, check_results
 from cpbkit.evaluation.verdicts import Judgement
 from cpbkit.views import palette, strip, style
-from cpbkit.views.loss import loss_figure, relative
+from cpbkit.views.loss import loss_figure
 from cpbkit.views.market import candle_figure, passport_figure
 from cpbkit.views.panels import PANEL_X, PANEL_Y, Frame, SweepPicture, sweep_html
 from cpbkit.views.strip import memory_html, strips, ticks

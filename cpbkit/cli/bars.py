@@ -17,8 +17,8 @@ from cpbkit.cli.options import (
     which_bars,
     which_rows,
     which_source,
-    with_quote,
 )
+from cpbkit.config.experiment import with_quote
 from cpbkit.errors import DataError, SourceError
 
 allowances = together(

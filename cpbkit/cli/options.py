@@ -2,12 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable
 from typing import Any, get_args
 
 import click
 
-from cpbkit.config.experiment import COINS, PARTS, SEARCHED
+from cpbkit.config.experiment import PARTS, SEARCHED, with_quote
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import UnknownName, check_name
 
@@ -26,11 +25,6 @@ def names(_, parameter: click.Parameter, value: str | None) -> tuple[str, ...] |
 
         found = [find_interval(name) or name for name in found]  # 60m is 1h
     return tuple(dict.fromkeys(found))
-
-
-def with_quote(symbols: Iterable[str]) -> list[str]:
-    """Return symbols in capitals, coins of the kit with their USDT."""
-    return [f"{name}USDT" if name in COINS else name for name in map(str.upper, symbols)]
 
 
 def _setting(_, __, values: tuple[str, ...]) -> dict:

@@ -221,30 +221,7 @@ def _show_verdicts(folder: str, as_json: bool) -> None:
 
     found = open_run(folder).verdicts()
     document = {"run": str(folder), **found.to_dict()}
-    told = [*found.trouble, *found.headlines]
-    show(document, as_json, lambda: "\n".join(filter(None, [_verdict_text(found.table), *told])))
-
-
-def _verdict_text(table) -> str:
-    """Return a row per model, with as many columns as the terminal is wide, the first ones always."""
-    if table.empty:
-        return ""
-    from cpbkit.evaluation.verdicts import say_table
-
-    several = table["head"].nunique() > 1
-    shown = say_table(table) if several else say_table(table).drop(columns="head")
-    always = 4 + several  # series, verdict, skill and its interval
-    width = shutil.get_terminal_size().columns
-    while len((text := shown.to_string(index=False)).partition("\n")[0]) > width and len(shown.columns) > always:
-        shown = shown.iloc[:, :-1]
-    notes = {
-        "p": "p: of the difference to the baseline, corrected for all models of a head",
-        "persistence %": "persistence %: skill against plain persistence",
-        "IC": "IC: rank correlation of forecast and truth",
-        "fee bp": "fee bp: at which following the sign breaks even",
-    }
-    worth = [f"{name}: {said}" for name, said in zip(table["series"], table["worth"], strict=True) if said]
-    return "\n".join([text, *(note for name, note in notes.items() if name in shown), *worth[:1]])
+    show(document, as_json, lambda: str(found))
 
 
 @make_command("cpbkit status runs/quick")
@@ -343,7 +320,7 @@ def verdict(folder, as_json):
     _show_verdicts(folder, as_json)
 
 
-@make_command("cpbkit compare runs/quick runs/gru", "cpbkit compare runs/seed0 runs/seed1 --plot seeds.png")
+@make_command("cpbkit compare runs/first runs/wide", "cpbkit compare runs/seed0 runs/seed1 --plot seeds.png")
 @click.argument("folders", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(file_okay=False))
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Draw the figure too.")
 @as_json

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,8 @@ class Experiment:
 
                 content = json.dumps(tomllib.loads(content.decode()), default=str).encode()
             return from_json(content.decode())
+        except UnknownName as error:
+            raise UnknownName(f"{path}: {error}") from None
         except (foreign.Damaged, ValueError, RecursionError) as error:
             raise CpbkitError(
                 f"{path} must be an experiment as JSON or TOML, such as the experiment.json of a run; {error}"
@@ -298,6 +301,11 @@ class Experiment:
 
 FILE_SIZE = 1 << 20  # bytes of an own preset
 PARTS = {"data": Data, "task": Task, "model": Model, "training": Training}
+
+
+def with_quote(symbols: Iterable[str]) -> list[str]:
+    """Return symbols in capitals, coins of the kit with their USDT."""
+    return [f"{name}USDT" if name in COINS else name for name in map(str.upper, symbols)]
 
 
 def to_json(experiment: Experiment) -> str:
@@ -315,7 +323,10 @@ def from_json(text: str) -> Experiment:
 
 def from_dict(raw: dict) -> Experiment:
     """Build an experiment from the plain types that `dataclasses.asdict` and JSON make of one."""
+    owner = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
     for key in raw:
+        if key in owner:
+            raise UnknownName(f"{key} is a setting of {owner[key]}, and stands inside of it")
         check_name("part of an experiment", key, ("preset", *PARTS))
     parts = {}
     foreign.check(raw, {"preset?": str, **{f"{name}?": dict for name in PARTS}})
@@ -325,6 +336,8 @@ def from_dict(raw: dict) -> Experiment:
     for name, cls in PARTS.items():
         known = {f.name: f.type for f in dataclasses.fields(cls)}
         for key, value in raw.get(name, {}).items():
+            if key not in known and key in owner:
+                raise UnknownName(f"{key} is a setting of {owner[key]}, not of {name}")
             check_name(f"setting of {name}", key, known)
             foreign.check(value, foreign.form_of(known[key]), key)
         parts[name] = cls(**{key: _tuples(value) for key, value in raw.get(name, {}).items()})

@@ -1,12 +1,14 @@
 """A person's own parts, named `module:name` or `file.py:name`: found from the current folder, known by their source."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cpbkit.errors import CpbkitError
@@ -74,6 +76,26 @@ def members(place: str, is_wanted: Callable[[object], bool], kind: str) -> tuple
     if not found:
         raise CpbkitError(f"{place} must hold {kind} of your own; it has none. Mark each with @cpbkit.feature")
     return found
+
+
+@contextlib.contextmanager
+def running(name: str, wanted: str) -> Iterator[None]:
+    """Let a fault in an own part end in a sentence that names its line. wanted: what such a part is, in a sentence.
+
+    Errors: CpbkitError; memory that is short is no fault of the part, and stays what it is.
+    """
+    try:
+        yield
+    except CpbkitError:
+        raise
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        if isinstance(error, MemoryError) or "memory" in said:
+            raise
+        path = str(source(name))
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == path]
+        at = f", line {lines[-1]}" if lines else ""
+        raise CpbkitError(f"{name}{at}: {type(error).__name__}: {said}. {wanted}") from error
 
 
 def source(name: str) -> Path:

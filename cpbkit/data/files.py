@@ -319,7 +319,7 @@ def _piece(sheet: Sheet, name: str, file: SourceFile, series: str, asked: str, a
     if not symbol:
         raise DataError(
             f"{name}: no symbol in the file's name or in a column; name the series, such as BTCUSDT_{interval}, by "
-            "renaming the file, or ask for one symbol of this one file"
+            "renaming the file, or in a sweep of this one file by --symbols"
         )
     return _Piece(series_name(symbol, interval), sheet.frame, file, tuple(map(one_line, notes)))
 
@@ -413,7 +413,8 @@ def _settle_doubles(frame: pd.DataFrame, origin: np.ndarray, pieces: list[_Piece
         said = [f"{pieces[origin[k]].file.name} says {' '.join(f'{x:g}' for x in values[k, :4])}" for k in (a[i], b[i])]
         raise DataError(
             f"{int(conflict.sum())} bars have two rows that disagree; the first at {stamp(starts[a[i]])}: "
-            f"{said[0]}, {said[1]} ({', '.join(OHLC)}). Are these two markets, or two coins without a symbol column?"
+            f"{said[0]}, {said[1]} ({', '.join(OHLC)}). Are these two markets, two coins without a symbol column, "
+            "or times of a clock that was put back?"
         )
     kept = order[np.append(~same_bar, True)]
     return frame.iloc[kept], int((same_bar & ~equal).sum())

@@ -389,6 +389,18 @@ def passport_table(passports: Iterable[Passport]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_SHOWN).set_index("series")
 
 
+def say_doubts(passports: Iterable[Passport]) -> str:
+    """Say in a line how many bars are missing without a reason or in doubt; empty where none is."""
+    known = list(passports)
+    if not (odd := [p for p in known if p.unexplained or p.doubts]):
+        return ""
+    worst = max(odd, key=lambda p: p.unexplained + p.doubts)
+    missing, doubts = sum(p.unexplained for p in odd), sum(p.doubts for p in odd)
+    parts = [f"{missing:,} missing without a reason"] * bool(missing) + [f"{doubts:,} in doubt"] * bool(doubts)
+    said = f"{len(odd)} of {len(known)} series have bars that are not sound: {', '.join(parts)}"
+    return f"{said}; most of {worst.series}. `cpbkit passport` lists them"
+
+
 def check_bars(starts: np.ndarray, values: np.ndarray, name: str, has_volume: bool = True) -> None:
     """Raise DataError, with the first of them, if there are bars that cannot be.
 

@@ -216,9 +216,10 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     absent += [name for name in OHLC if name not in found]
     if absent:
         got = ", ".join(map(str, table.columns[:30]))
+        then = "`cpbkit series` takes tables without these" if len(absent) > 2 else "Rename the columns"
         raise DataError(
             f"{where}: bars need a column of start times and {', '.join(OHLC)}; got {got} "
-            f"(nothing read as {', '.join(absent)}). Rename the columns"
+            f"(nothing read as {', '.join(absent)}). {then}"
         )
     prices = [table[found[name]] for name in OHLC]
     commas = any(has_decimal_commas(p.astype(str)) for p in prices if not pd.api.types.is_numeric_dtype(p))
@@ -311,6 +312,7 @@ def _read_starts(
         ns = -(-closes.asi8 // SECOND_NS) * SECOND_NS - step * SECOND_NS  # 09:59:59.999 is 10:00
         interval = find_interval(f"{step}s")
         notes.append(f"Only close times stand there ({end.name}); each bar starts {interval} earlier.")
+        notes += _say_zone(end, closes)
         return pd.DatetimeIndex(ns, tz="UTC"), interval
     opened = times.read_times(start, where)
     if times.are_serials(start):
@@ -319,8 +321,8 @@ def _read_starts(
         if re.match(r"DAT_(ASCII|MT|NT|XLSX|MS)_", where):
             opened += pd.Timedelta(hours=5)
             notes.append("Times were taken as New York's without summer time (UTC-5), as HistData writes them.")
-        elif opened.normalize().nunique() < len(opened):
-            notes.append("Times say no zone; they were taken as UTC.")
+        else:
+            notes += _say_zone(start, opened)
     step = _step(opened, where)
     interval = find_interval(f"{step}s")
     if step and (opened.asi8 % (step * SECOND_NS) >= (step - 1) * SECOND_NS).all():  # 23:59:59 of a day
@@ -339,6 +341,12 @@ def _read_starts(
     return opened, interval
 
 
+def _say_zone(written: pd.Series, read: pd.DatetimeIndex) -> list[str]:
+    """Say that times of a day were taken as UTC where they tell no zone; days alone need none."""
+    of_days = read.normalize().nunique() == len(read)
+    return [] if times.has_zone(written) or of_days else ["Times say no zone; they were taken as UTC."]
+
+
 def _step(starts: pd.DatetimeIndex, where: str) -> int:
     """Return the seconds from bar to bar, 0 where there is one bar alone."""
     steps = np.diff(np.sort(starts.asi8)) // SECOND_NS
@@ -347,10 +355,12 @@ def _step(starts: pd.DatetimeIndex, where: str) -> int:
         return 0
     step = Counter(steps.tolist()).most_common(1)[0][0]  # np.unique takes seconds on a million times
     if not find_interval(f"{step}s"):
-        months = " Bars of a month have no even step" if step >= 28 * 86400 else ""
+        why = " Bars of a month have no even step" if step >= 28 * 86400 else ""
+        if str(step).strip("0") == "1" and step >= 1000:
+            why = " Were digits of the times cut, as in 1.75431E+12?"
         raise DataError(
             f"{where}: bars must stand a usual interval apart ({', '.join(INTERVAL_SECONDS)}); "
-            f"these are most often {step} s apart.{months}"
+            f"these are most often {step} s apart.{why}"
         )
     return step
 

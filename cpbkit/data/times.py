@@ -14,6 +14,9 @@ STARTS = tuple(
     " begin index t zeit datum fecha data 日期 时间 時間 ticks unnamed0 level0".split()
 )
 ENDS = tuple("closetimems closetime timeperiodend timeclose endtime closeat".split())
+# Of the two columns in which a day and its time of day stand apart.
+DATES = tuple("date datum fecha data 日期".split())
+CLOCKS = tuple("time uhrzeit zeit hora ora heure 时间 時間".split())
 # Times that are not ISO 8601. Day first and month first are both tried: one of them must fail.
 _DAYS = [
     *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%y"),
@@ -42,9 +45,9 @@ def plain_names(table: pd.DataFrame) -> dict[str, str]:
 def date_and_clock(table: pd.DataFrame) -> tuple[str, str, pd.Series] | None:
     """Return the two columns that hold the day and the time of day, where times are written so, and both as one."""
     plain = plain_names(table)
-    if not {"date", "time"} <= set(plain) or not is_clock(table[plain["time"]]):
+    date, clock = (next((plain[name] for name in names if name in plain), None) for names in (DATES, CLOCKS))
+    if date is None or clock is None or not is_clock(table[clock]):
         return None
-    date, clock = plain["date"], plain["time"]
     return date, clock, table[date].astype(str).str.cat(table[clock].astype(str), sep=" ")
 
 
@@ -119,7 +122,7 @@ def _since_1970(numbers: pd.Series, where: str) -> pd.Series:
 
 
 def _row(column: pd.Series, row: int) -> str:
-    last = ", the last row: was the file cut there?" if 0 < row == len(column) - 1 else ""
+    last = " (the last row: was the file cut there?)" if 0 < row == len(column) - 1 else ""
     return f"row {row + 1} has {str(column.iloc[row])[:60]!r}{last}"
 
 

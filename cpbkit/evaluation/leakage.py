@@ -22,7 +22,7 @@ from cpbkit.evaluation.calibration import Cell
 from cpbkit.evaluation.making import check_making, check_telling, note_finished
 from cpbkit.evaluation.metrics import echo_lag
 from cpbkit.evaluation.poison import Column, Finding, Pipeline, check_future
-from cpbkit.evaluation.verdicts import TOO_FEW, Judgement, judge_heads, verdicts
+from cpbkit.evaluation.verdicts import MOST_SKILL, TOO_FEW, Judgement, judge_heads, verdicts
 from cpbkit.training.loop import assemble, loss_per_model
 from cpbkit.windows.series import Series, Table, times_of, to_series
 from cpbkit.windows.splits import Splits, split
@@ -35,7 +35,6 @@ OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
 BATCH = 16  # windows of it
 OVERFIT_STEPS = 2000  # at most; most models need a tenth of them
 # Of a price: a skill of 10 % is a correlation of 0.44 and, of normal moves, 64 % right signs, for anybody to trade on.
-MOST_SKILL = 0.10
 PHI = 0.3  # of the autoregressions that every verdict must find
 
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+import numpy as np
 
 from cpbkit import foreign
 
@@ -71,6 +74,13 @@ class ResultLine:
         fields = {f.name for f in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in raw.items() if name in fields})
 
+    @property
+    def chosen(self) -> dict[str, float]:
+        """The settings that validation chose of those that were tried; empty without a search."""
+        done = [trial for trial in self.search if trial.get("validation") is not None]
+        best = min(done, key=lambda trial: trial["validation"], default={})
+        return {name: value for name, value in best.items() if name != "validation"}
+
     def coverage(self) -> dict[str, dict]:
         """Return what the prediction intervals held, by head, where all of it is told."""
         by_head = self.prediction_intervals.items()
@@ -105,3 +115,13 @@ class Running:
     curve: Mapping[str, Sequence[float]]
     persistence: Mapping[str, float]
     share: float = 0.0  # of its epochs that it has behind it
+
+
+def relative(entry: ResultLine | Running, split: str) -> np.ndarray:
+    """Return each epoch's loss as a share of persistence's on the same split: below 1 is better.
+
+    Where that is not above 0, as an own loss may have it, 1 and what it differs by.
+    """
+    losses = np.asarray(entry.curve.get(split, ()), dtype=float)  # null in the ledger is NaN here
+    naive = entry.persistence.get(split, math.nan)
+    return losses - naive + 1 if naive <= 0 else losses / naive

@@ -30,6 +30,17 @@ def check_results(results: Iterable[ResultLine]) -> list[Check]:
     return [Check(line.series, *found) for line in results for found in _check(line)]
 
 
+def tell_unsound(results: Iterable[ResultLine]) -> str:
+    """Say which models that have a verdict were not trained soundly; empty where all were."""
+    done = [line for line in results if line.status == "done"]
+    sick = [check for check in check_results(done) if check.verdict == "SICK"]
+    if not sick:
+        return ""
+    count = len({check.series for check in sick})
+    said = f"{sick[0].series}: {sick[0].check}: {sick[0].evidence}"
+    return f"{count} of {len(done)} models were not trained soundly ({said}); the report says which, and why"
+
+
 def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
     """Yield the check, its verdict and the evidence."""
     if line.status == "failed":
@@ -41,14 +52,17 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
         yield "finite", "OK", f"every loss of {line.epochs} epochs"
     if "could not be captured" in line.mode:
         yield "step", "NOTE", line.mode
-    size = math.sqrt(max(line.persistence.get("train", 0.0), 0.0))
-    verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
-    why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
-    yield "target scale", verdict, f"scaled targets are {size:.3g} on average{why}"
+    naive = line.persistence.get("train", 0.0)
+    if has_scale := naive > 0:  # an own loss may be 0 of persistence, or below, which says nothing of the targets
+        size = math.sqrt(naive)
+        verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
+        why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
+        yield "target scale", verdict, f"scaled targets are {size:.3g} on average{why}"
     curve = {name: [value for value in values if value is not None] for name, values in line.curve.items()}
     if curve.get("train") and line.persistence:
         spreads = {head: judged.get("spread", 0.0) for head, judged in line.test.items()}
-        yield from _check_losses(curve, {"persistence": line.persistence} | ({"mean": line.mean} if line.mean else {}))
+        baselines = {"persistence": line.persistence} | ({"mean": line.mean} if line.mean else {})
+        yield from _check_losses(curve, baselines, has_scale)
         yield from _check_gradient(curve, spreads)
         for head, spread in spreads.items():
             if spread <= DEAD:
@@ -58,10 +72,12 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
                 yield f"output {head}", verdict, f"forecasts of {head} vary {spread:.2%} as much as the truth"
 
 
-def _check_losses(curve: dict[str, list], baselines: dict[str, dict]) -> Iterable[tuple[str, str, str]]:
+def _check_losses(
+    curve: dict[str, list], baselines: dict[str, dict], has_scale: bool
+) -> Iterable[tuple[str, str, str]]:
     train, validation = curve["train"], curve.get("validation", [])
     beside = ", ".join(f"{kind} {losses.get('train', math.nan):.3g}" for kind, losses in baselines.items())
-    usual = train[0] < FIRST_LOSS * max(losses.get("train", 0.0) for losses in baselines.values())
+    usual = not has_scale or train[0] < FIRST_LOSS * max(losses.get("train", 0.0) for losses in baselines.values())
     yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
     falls = min(train) < STUCK * train[0]
     yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"

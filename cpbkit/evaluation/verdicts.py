@@ -17,7 +17,7 @@ from cpbkit import foreign
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import baselines, metrics
 from cpbkit.evaluation.results import ResultLine
-from cpbkit.quantities import figure
+from cpbkit.quantities import counted, figure
 
 if TYPE_CHECKING:  # windows needs torch, reading a verdict does not
     from cpbkit.windows.series import Series
@@ -26,6 +26,7 @@ SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
 BEATS, TIES, LOSES, TOO_FEW = WORDS = ("BEATS", "TIES", "LOSES", "TOO FEW TO TELL")
 LEAST_WINDOWS, LEAST_HORIZONS = 32, 16  # of test windows, for a word; with fewer it is said too often
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
+MOST_SKILL = 0.10  # of a price, that a liquid market may leave to know
 WORST_SKILL = -99.0  # stands for minus infinity, where a baseline is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
 CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
@@ -435,6 +436,18 @@ def advise(judged: Mapping[str, Judgement], head: str) -> str:
     return f"no model of the {head} is worth its training: download {best}, don't train"
 
 
+def tell_unbelievable(results: Iterable[ResultLine]) -> str:
+    """Say where the price of a real market was forecast better than can be believed; empty where it was nowhere."""
+    markets = [line for line in results if line.passport and not line.synthetic]
+    judged = judgements(markets).get("price", {})
+    found = {name: j.skill for name, j in judged.items() if j.is_enough and j.unit == "bp" and j.skill > MOST_SKILL}
+    if not found:
+        return ""
+    best = max(found, key=lambda name: found[name])
+    said = f"{counted(len(found), 'model')} with a skill above {100 * MOST_SKILL:g} %, {best} {100 * found[best]:.1f} %"
+    return f"{said}: no liquid market leaves so much to know. Look for a leak: `cpbkit audit RUN`"
+
+
 def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]:
     """Read the judgements from lines of a ledger: {head: {series: Judgement}}; a line without any adds nothing.
 
@@ -524,6 +537,25 @@ def say_table(table: pd.DataFrame) -> pd.DataFrame:
             "windows": table["windows"].map(str),
         }
     )
+
+
+def table_text(table: pd.DataFrame, columns: int) -> str:
+    """Return `verdict_table` for a terminal, with what its columns mean; the first ones always, others as they fit."""
+    if table.empty:
+        return ""
+    several = table["head"].nunique() > 1
+    shown = say_table(table) if several else say_table(table).drop(columns="head")
+    always = 4 + several  # series, verdict, skill and its interval
+    while len((text := shown.to_string(index=False)).partition("\n")[0]) > columns and len(shown.columns) > always:
+        shown = shown.iloc[:, :-1]
+    notes = {
+        "p": "p: of the difference to the baseline, corrected for all models of a head",
+        "persistence %": "persistence %: skill against plain persistence",
+        "IC": "IC: rank correlation of forecast and truth",
+        "fee bp": "fee bp: at which following the sign breaks even",
+    }
+    worth = [f"{name}: {said}" for name, said in zip(table["series"], table["worth"], strict=True) if said]
+    return "\n".join([text, *(note for name, note in notes.items() if name in shown), *worth[:1]])
 
 
 def _percent(share: float | None) -> float | None:

@@ -50,7 +50,8 @@ def render_comparison(found: dict) -> str:
     head = f"{times:.2f}x {word}: {before:.3g} ms a step before, {after:.3g} after"
     if abs(found["gain"] - 1) < 0.05:
         head = f"no difference that one run each can tell: {before:.3g} ms a step before, {after:.3g} after"
-    lines = [head, f"{found['verdicts'][0]} before, {found['verdicts'][1]} after", ""]
+    old, new = (verdict.replace("_", "-") for verdict in found["verdicts"])
+    lines = [head, f"{old} before, {new} after", ""]
     for group in ("accounts", "lines"):
         changed = sorted(found[group].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
         lines += [f"  {name[:60]:<60} {old:8.3g} ms {new:8.3g} ms" for name, (old, new) in changed[:8]]

@@ -49,8 +49,8 @@ def _say_healthy(seen: Seen) -> str:
 
 
 def _evidence(seen: Seen) -> Iterator[str]:
-    parts = (f"{name} {share:.0%}" for name, share in seen.shares.items() if share >= 0.005)
-    yield f"{counted(seen.steps, 'step')} in {seen.seconds:.1f} s: {', '.join(parts)}"
+    parts = [f"{name} {share:.0%}" for name, share in seen.shares.items() if share >= 0.005]
+    yield f"{counted(seen.steps, 'step')} in {seen.seconds:.1f} s" + (f": {', '.join(parts)}" if parts else "")
     if math.isfinite(seen.operators):
         yield f"{seen.operators:,.0f} operators a step, and {seen.starting:.0%} of the model's time is starting them"
     if math.isfinite(seen.busy):

@@ -101,6 +101,9 @@ def _check(net: Own, x: Tensor, horizon: int, targets: int) -> list[Tensor]:
             f"a network of your own maps (batch, context, features) = {tuple(x.shape[1:])} to (batch, horizon, "
             f"targets) = {shape[1:]}; got {tuple(forecast.shape[1:])}. Change its last layer"
         )
+    if not all(tensor.isfinite().all() for tensor in (forecast, *gradients)):
+        name = type(net.net).__name__
+        raise CpbkitError(f"a network of your own must give finite numbers for any input; {name} does not for N(0, 1)")
     return [forecast.detach(), *gradients]
 
 

@@ -61,5 +61,7 @@ def try_out(task: Task, settings: Model, models: int, batch: int, device: torch.
     numbers = torch.Generator(device).manual_seed(0)
     x = torch.randn(models, batch, task.context, len(task.features), generator=numbers, device=device)
     make = partial(own.find(settings.name, "a network"), task, settings)
-    stacked, why = custom.try_out(make, x, task.horizon, len(task.targets))
+    wanted = "A network is made from (task, model), and maps (batch, context, features) to (batch, horizon, targets)"
+    with own.running(settings.name, wanted):
+        stacked, why = custom.try_out(make, x, task.horizon, len(task.targets))
     return replace(settings, stacked=stacked), why

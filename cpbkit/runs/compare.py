@@ -15,6 +15,10 @@ from cpbkit.runs.folder import RunFolder
 # What decides a validation loss besides the model: where one differs, losses of two runs do not compare.
 VALIDATED = ("horizon", "targets", "target_weights", "target_scale", "loss", "train", "validation")
 
+# What decides which windows a model is judged on, and what of them.
+JUDGED = {f"task.{name}" for name in ("horizon", "targets", "train", "validation", "purge", "context")}
+JUDGED |= {"training.folds", *(f"data.{name}" for name in ("source", "market", "files", "start", "end", "venue"))}
+
 
 def compare(runs: Mapping[str, RunFolder]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame, tuple]:
     """Return what is told of runs by name: runs, pairs, the best of each series, the luck of seeds, and notes.
@@ -37,9 +41,16 @@ def compare(runs: Mapping[str, RunFolder]) -> tuple[pd.DataFrame, pd.DataFrame, 
     if not heads and not only_seeds:
         raise CpbkitError("runs to compare must have kept the losses of a head that they share; these have not")
     by_head = {head: {name: found[head] for name, found in losses.items()} for head in heads}
-    tables = [
-        [each(parts).assign(head=head) for head, parts in by_head.items()] for each in (compare_runs, compare_pairs)
-    ]
+    try:
+        tables = [
+            [each(parts).assign(head=head) for head, parts in by_head.items()] for each in (compare_runs, compare_pairs)
+        ]
+    except CpbkitError as error:
+        lines = dict.fromkeys(line for each in changes for line in each if line.partition(":")[0] in JUDGED)
+        if not lines:
+            raise
+        then = "Sweep one anew with these as the other has them"
+        raise CpbkitError(f"{error}. The runs differ in {'; '.join(lines)}. {then}") from None
     table, pairs = (pd.concat(one, ignore_index=True) if one else pd.DataFrame() for one in tables)
     if odd := sorted({f"task.{name}" for name in VALIDATED} & changed):
         notes.append(f"No best model of each series: the runs were validated otherwise ({', '.join(odd)})")
@@ -58,7 +69,7 @@ def _best(results: Mapping[str, Sequence[ResultLine]]) -> pd.DataFrame:
     for name, lines in results.items():
         for line in lines:
             losses = [loss for loss in line.curve.get("validation", ()) if loss is not None]
-            if losses and (naive := line.persistence.get("validation")):
+            if losses and (naive := line.persistence.get("validation", 0.0)) > 0:
                 loss = min(losses) / naive
                 if line.series not in chosen or loss < chosen[line.series][0]:
                     chosen[line.series] = loss, name, dataclasses.replace(line, before={})

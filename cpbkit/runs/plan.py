@@ -15,7 +15,7 @@ from cpbkit.hardware import memory
 from cpbkit.hardware.device import on_threads, wait
 from cpbkit.hardware.environment import count_cores, free_memory
 from cpbkit.models import zoo
-from cpbkit.training.loop import Fit, assemble, evaluate, find_series, fit, is_out_of_memory
+from cpbkit.training.loop import Fit, assemble, evaluate, find_series, fit, is_out_of_memory, try_loss
 from cpbkit.windows.series import Series
 from cpbkit.windows.splits import split
 
@@ -79,6 +79,7 @@ def make_plan(
     """
     task, training = experiment.task, experiment.training
     devices = find_places(workers, len(series))
+    try_loss(task)
     model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
     experiment = replace(experiment, model=model)
     windows = {name: split(s, task) for name, s in series.items()}

@@ -1,5 +1,6 @@
 """What a person asks for, in a notebook or a terminal, as one experiment and what gets its bars."""
 
+import dataclasses
 import datetime as dt
 import hashlib
 import logging
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from cpbkit.config.experiment import Experiment, to_json, vary
+from cpbkit.config.experiment import PARTS, Experiment, to_json, vary, with_quote
 from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
 from cpbkit.data.files import Found, from_frames
 from cpbkit.data.klines import Klines, split_name
@@ -21,6 +22,7 @@ from cpbkit.windows.series import Table, data_sha256, to_series
 
 log = logging.getLogger(__name__)
 PLACE = ("folder", "runs", "executor", "workers", "minutes", "quiet")  # what `cpb.sweep` takes that is no setting
+LISTS = {f.name for cls in PARTS.values() for f in dataclasses.fields(cls) if f.type == tuple[str, ...]}
 Bars: TypeAlias = Klines | Trace | pd.DataFrame | str | os.PathLike  # what data of one's own may be
 
 
@@ -63,11 +65,9 @@ def settle(
     Errors: CpbkitError for settings that cannot be, DataError for data that cannot.
     """
     base = preset if isinstance(preset, Experiment) else find_preset(preset)
-    settings: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name not in PLACE
-    }
+    settings = {name: _listed(name, value) for name, value in given.items() if name not in PLACE}
     if "search" in settings:
-        settings["search"] = tuple((name, tuple(values)) for name, values in dict(settings["search"]).items())
+        settings["search"] = _grid(settings["search"])
     if "files" in settings:
         settings = {"source": "files", "symbols": (), "intervals": (), **settings, "files": str(settings["files"])}
     own: dict[str, Any] = {}
@@ -93,6 +93,24 @@ def settle(
         found = open_files(experiment, tell)
         return Settled(found.settle(experiment), own, found)
     return Settled(experiment, own)
+
+
+def _listed(name: str, value: Any) -> Any:
+    """Return a setting, as a tuple where it is a list of names: one name stands for itself, `BTC, ETH` for two."""
+    if name not in LISTS:
+        return tuple(value) if isinstance(value, list) else value
+    each = value.replace(",", " ").split() if isinstance(value, str) else value
+    each = tuple(each) if isinstance(each, (list, tuple)) else (each,)
+    return tuple(with_quote(each)) if name == "symbols" and all(isinstance(one, str) for one in each) else each
+
+
+def _grid(search: Any) -> tuple:
+    """Return a search as the settings hold it. Errors: CpbkitError for what is none."""
+    try:
+        return tuple((name, tuple(values)) for name, values in dict(search).items())
+    except (TypeError, ValueError):
+        wanted = 'search={"learning_rate": [1e-3, 3e-4]}'
+        raise CpbkitError(f"a search names the values of each setting, as {wanted}; got {search!r}") from None
 
 
 def is_bars(data: object) -> bool:

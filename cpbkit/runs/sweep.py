@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance
-from cpbkit.data.klines import Klines
+from cpbkit.data.klines import Klines, say_doubts
 from cpbkit.data.load import load_klines
 from cpbkit.data.traces import Trace
 from cpbkit.errors import DataError, RunError, Terminated, check_name
@@ -254,6 +254,9 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
             if state.experiment.training.pooled:
                 raise
             bars, incomplete = error.klines, error
+    if said := say_doubts(one.passport for one in bars.values() if isinstance(one, Klines)):
+        log.warning(said)
+        state.watch.mark(said)
     with clock("features"):
         tell("computing features")
         series, failed = prepare(state.experiment, bars)

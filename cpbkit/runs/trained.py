@@ -19,10 +19,11 @@ from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict
 from cpbkit.data import binance, files, synthetic
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
 from cpbkit.data.traces import Trace, read_trace
-from cpbkit.errors import DataError, RunError
+from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.quantities import figure
 from cpbkit.runs.settle import Bars
+from cpbkit.texts import one_line
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
 from cpbkit.windows.scaling import Scaler
@@ -41,7 +42,9 @@ class NoForecast(DataError):
     """No series can be forecast; `reasons` holds a sentence for each."""
 
     def __init__(self, reasons: Mapping[str, str]):
-        super().__init__("no series can be forecast:\n  " + "\n  ".join(dict.fromkeys(reasons.values())))
+        lines = [one_line(reason) for reason in dict.fromkeys(reasons.values())]
+        more = "Newer bars can be given: `--bars FILE` with one series, forecast(klines=...) in Python"
+        CpbkitError.__init__(self, "\n  ".join(["no series can be forecast:", *lines, more]))
         self.reasons = reasons
 
 
@@ -85,7 +88,7 @@ class Forecast:
         return f"<div><b>{html.escape(head)}</b>{table}<small>{'<br>'.join(map(html.escape, notes))}</small></div>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedModel:
     """One trained model with all that a forecast needs: settings, weights, the scaler of its train split."""
 
@@ -97,6 +100,10 @@ class TrainedModel:
     verdict: str = ""
     synthetic: bool = False
     about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprints of its bars and of its file
+
+    def __repr__(self) -> str:
+        model, made_up = self.experiment.model, " SYNTHETIC" if self.synthetic else ""
+        return f"TrainedModel({self.series!r}): {self.experiment.preset}, {model.name}{made_up}; {self.verdict}"
 
     @classmethod
     def read(cls, content: bytes, verdict: str = "", trust_code: bool = False) -> "TrainedModel":
@@ -301,6 +308,9 @@ def closed_bars(series: str, given: Bars, now: pd.Timestamp) -> Klines:
     if isinstance(given, str | os.PathLike):
         klines = files.read_klines(given, series)
     elif isinstance(given, pd.DataFrame):
+        if not isinstance(given.index, pd.DatetimeIndex):  # times stand in a column, as in a file of the cache
+            (read,) = files.from_frames({series: given}).values()
+            given = read.frame
         klines = validate(given, series, source="given", now=now)
     elif isinstance(given, Klines):
         klines = given

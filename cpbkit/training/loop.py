@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, Task, Training, derive_seed, series_of
 from cpbkit.errors import CpbkitError
 from cpbkit.hardware import memory
@@ -286,6 +287,20 @@ def _captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callab
         run, mode = step, f"eager: the step could not be captured ({str(error).splitlines()[0]})"
     rewind()
     return run, mode
+
+
+def try_loss(task: Task) -> None:
+    """Hold an own loss to what training asks of it. Errors: CpbkitError for one that cannot be trained with."""
+    if not own.is_own(task.loss):
+        return
+    forecast, truth = torch.randn(2, 2, 8, task.horizon, len(task.targets), generator=torch.Generator().manual_seed(0))
+    forecast.requires_grad_()
+    wanted = "A loss is a function of (forecast, truth), tensors (models, batch, horizon, targets), to (models, batch)"
+    with own.running(task.loss, wanted):
+        found = loss_per_model(forecast, truth, torch.ones(len(task.targets)), own.find(task.loss, "a loss"))
+        (gradient,) = torch.autograd.grad(found.sum(), forecast)
+    if not gradient.any():
+        raise CpbkitError(f"{task.loss} has no gradient: it stays the same whatever is forecast, so nothing is learned")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpbkit.config.experiment import Experiment
-from cpbkit.evaluation.results import ResultLine
+from cpbkit.evaluation.results import ResultLine, relative
 from cpbkit.evaluation.verdicts import Judgement, verdicts
 from cpbkit.quantities import counted, duration
 from cpbkit.views.live import Terminal
@@ -68,8 +68,7 @@ class Account:
             return ""
         self._epoch = epoch
         parts = [
-            f"{part} {np.median([one.curve[part][-1] / one.persistence[part] for one in running]):.4f}"
-            for part in ("train", "validation")
+            f"{part} {np.median([relative(one, part)[-1] for one in running]):.4f}" for part in ("train", "validation")
         ]
         line = f"epoch {epoch} of {epochs}: {', '.join(parts)}, median of {counted(len(running), 'model')}"
         return "  ".join(filter(None, (f"{line}; persistence is 1", _memory(state))))
@@ -109,7 +108,8 @@ def ending(line: ResultLine, number: int, total: int, judged: str) -> str:
     head = f"[{number}/{total}] {line.series} {line.status}: "
     if line.status != "done":
         return head + line.reason
-    parts = [f"best epoch {line.best_epoch} of {line.epochs}", judged, duration(line.seconds)]
+    chosen = ", ".join(f"{name} {value:g}" for name, value in line.chosen.items())
+    parts = [f"best epoch {line.best_epoch} of {line.epochs}", chosen, judged, duration(line.seconds)]
     return head + ", ".join(filter(None, parts))
 
 

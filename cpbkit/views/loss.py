@@ -1,22 +1,15 @@
 """One model's training: its loss against persistence's, epoch by epoch."""
 
-import math
 import textwrap
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from cpbkit.evaluation.results import ResultLine, Running, is_synthetic
+from cpbkit.evaluation.results import ResultLine, is_synthetic, relative
 from cpbkit.views.palette import BLUE, FAINT, GREEN, ORANGE, PALE_BLUE, RED
 from cpbkit.views.style import WIDTH, Picture, label, look, name_ends
 
 DASHES = (0, (4, 2.5))
-
-
-def relative(entry: ResultLine | Running, split: str) -> np.ndarray:
-    """Return each epoch's loss as a share of persistence's on the same split: below 1 is better."""
-    losses = np.asarray(entry.curve.get(split, ()), dtype=float)  # null in the ledger is NaN here
-    return losses / entry.persistence.get(split, math.nan)
 
 
 def lowest(curve: np.ndarray) -> int | None:
@@ -59,7 +52,8 @@ def _sentence(result: ResultLine, curve: np.ndarray, best: int | None) -> str:
         return textwrap.shorten(f"{name} is {result.status}: {result.reason}", 84, placeholder=" …")
     if best is None:
         return f"{name} has no validation loss"
-    share = 100 * abs(curve[best] - 1)
+    apart = abs(curve[best] - 1)
+    share = f"{100 * apart:.2g} %" if result.persistence["validation"] > 0 else f"{apart:.2g}"
     if curve[best] < 1:
-        return f"{name} falls below persistence: its loss is {share:.2g} % lower at epoch {best + 1}"
-    return f"{name} never falls below persistence: its loss is {share:.2g} % higher at best"
+        return f"{name} falls below persistence: its loss is {share} lower at epoch {best + 1}"
+    return f"{name} never falls below persistence: its loss is {share} higher at best"

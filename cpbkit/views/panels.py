@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from cpbkit.evaluation import verdicts
-from cpbkit.evaluation.results import ResultLine, Running, is_synthetic
+from cpbkit.evaluation.results import ResultLine, Running, is_synthetic, relative
 from cpbkit.quantities import signed
-from cpbkit.views.loss import lowest, relative
+from cpbkit.views.loss import lowest
 from cpbkit.views.page import Html, page
 from cpbkit.views.strip import strips
 from cpbkit.views.style import label, stamped

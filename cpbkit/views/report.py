@@ -19,12 +19,12 @@ from cpbkit.config.experiment import PARTS, Experiment
 from cpbkit.data.klines import Passport, passport_table
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation import past, pooled, verdicts
-from cpbkit.evaluation.results import ResultLine, is_synthetic
+from cpbkit.evaluation.results import ResultLine, is_synthetic, relative
 from cpbkit.evaluation.training_checks import check_results
 from cpbkit.quantities import counted, duration, signed
 from cpbkit.runs.folder import REPORT, RunFolder, tell_stopped
 from cpbkit.views.chart import chart
-from cpbkit.views.loss import lowest, relative
+from cpbkit.views.loss import lowest
 from cpbkit.views.page import STYLE
 from cpbkit.views.palette import DARK, LIGHT
 from cpbkit.views.panels import sweep_html
@@ -36,7 +36,7 @@ SHOWN = 160  # windows of a chart of forecasts
 # What a phone has room for comes first; the columns after it leave a narrow screen, and stand in the series' part.
 BARS_COLUMNS = (
     *("series", "there", "files", "first", "last", "expected", "got", "gaps", "unexplained", "zero volume", "flat"),
-    "dropped",
+    *("dropped", "conflicts", "tenfold", "disagreements"),
 )
 
 
@@ -146,12 +146,12 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine],
     if parent:
         begun = "from its weights" if experiment.training.warm_start else "from drawn weights"
         facts.append(f"a refit of {Path(parent).name}, begun {begun}")
-    unfinished = [f"Not finished yet: {', '.join(missing[:40])}{more}"] if missing else []
-    unfinished.append(tell_stopped(results))
+    trouble = [f"Not finished yet: {', '.join(missing[:40])}{more}"] if missing else []
+    trouble += [tell_stopped(results), verdicts.tell_unbelievable(results)]
     return {
         "title": f"{experiment.preset} · {len(names)} series · {folder.resolve().name}",
         "facts": " · ".join(facts),
-        "unfinished": ". ".join(filter(None, unfinished)),
+        "trouble": ". ".join(filter(None, trouble)),
     }
 
 
