@@ -634,6 +634,20 @@ def logits_where_a_probability_was():
         optimizer.step()
 
 
+def a_search_begun_anew_for_each_problem():
+    model = net()
+    for _ in steps():
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+
+        def closure(optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(X), Y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
 def two_optimisers():
     maker, critic = nn.Linear(4, 8), nn.Linear(8, 1)
     ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
@@ -807,6 +821,7 @@ RIGHT = [
     a_cosine,
     scaled_late,
     a_loss_that_need_not_fall,
+    a_search_begun_anew_for_each_problem,
     a_frozen_part,
     a_generator_that_maximises,
     of_the_same_sample,

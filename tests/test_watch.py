@@ -34,7 +34,7 @@ from cpbkit.gpu_check.judge import judge_loop
 from cpbkit.gpu_check.operators import _has_denormals, _usual_seconds
 from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.seen import Seen, Taken
-from cpbkit.gpu_check.shares import Line, attribute, cure_of_data, find_kind
+from cpbkit.gpu_check.shares import WAITING, Line, attribute, cure_of_data, find_kind
 from cpbkit.gpu_check.soundness import Unsound
 from cpbkit.gpu_check.watch import watch
 
@@ -688,6 +688,15 @@ def test_data_that_a_policy_makes_is_not_to_be_made_before_training(asks):
     assert w.notes.add_up().shares["data"] > 0.3, w.report()
     assert w.verdict == ("DEVICE_BOUND" if asks else "DATA_STARVED"), w.report()
     assert ("asked" in w.diagnosis.text) == asks
+
+
+def test_a_policy_whose_steps_sleep_is_told_where():
+    asleep = dataclasses.replace(LINE, text="time.sleep(frame_dt)", seconds=8.0, account="data", kind=WAITING)
+    found = judge_loop(seen(asked=True, lines=(asleep,), shares={"data": 8.0}))
+    assert (found.verdict, found.reason) == ("PYTHON_OR_IO_IN_STEP", WAITING), found
+    assert found.text.startswith("Waiting takes 80% of the time: ") and "train.py:57" in found.text
+    at_work = dataclasses.replace(asleep, text="env.step(action)", kind="")
+    assert judge_loop(seen(asked=True, lines=(at_work,), shares={"data": 8.0})).verdict == "DEVICE_BOUND"
 
 
 def test_a_function_whose_lines_are_many_is_named_as_one():

@@ -13,7 +13,7 @@ from cpbkit.gpu_check import source
 from cpbkit.gpu_check.diagnosis import SUSPICIOUS, Fix
 from cpbkit.gpu_check.numbers import NAN
 from cpbkit.gpu_check.seen import Seen
-from cpbkit.gpu_check.shares import REPLAY, Line, cure_between_steps, cure_of, cure_of_data
+from cpbkit.gpu_check.shares import REPLAY, WAITING, Line, cure_between_steps, cure_of, cure_of_data
 from cpbkit.quantities import counted
 
 TOLD = 0.10  # share below which nothing is worth a word
@@ -160,6 +160,11 @@ def _find_data(seen: Seen) -> Iterator[Cause]:
         limit = WORKERS
     if steps < STEPS_A_START / 10:
         limit = TOLD
+    if seen.asked and line and line.kind == WAITING and line.seconds > TAKES_MUCH * seen.seconds:
+        text = f"Waiting takes {line.seconds / seen.seconds:.0%} of the time"
+        kind = f"PYTHON_OR_IO_IN_STEP/{WAITING}"
+        yield _cause(line.seconds / seen.seconds, kind, text, line, "out of the loop", cure_of(WAITING))
+        return
     asked_by = f"{line.text} {source.read_line(line.caller_file, line.caller)}" if line else ""
     if share <= limit or (seen.asked and not re.search(REPLAY, asked_by)):
         return

@@ -216,7 +216,8 @@ class Soundness:
             return False
         self._optimizers.add(optimizer)
         remade = main is not None and set(map(id, weights_of(optimizer))) == set(map(id, weights_of(main)))
-        self._made += remade and optimizer is not main
+        # A step of LBFGS is a search of many, on one problem: what it remembers is not of another.
+        self._made += remade and optimizer is not main and not isinstance(optimizer, torch.optim.LBFGS)
         return remade
 
     def note_step(self, optimizer: torch.optim.Optimizer, seen: Iterable[nn.Module | None]) -> None:
