@@ -648,6 +648,27 @@ def a_search_begun_anew_for_each_problem():
         optimizer.step(closure)
 
 
+class AddedUp(nn.Module):
+    """A bag of words whose positions, zero at first, get the same gradient each."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 1)
+        self.positions = nn.Parameter(torch.zeros(12, 16))
+
+    def forward(self, ids):
+        return self.head((self.words(ids) + self.positions).sum(1))
+
+
+def positions_that_are_added_up():
+    model, ids = AddedUp(), torch.randint(50, (32, 12))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in steps():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(ids), Y).backward()
+        optimizer.step()
+
+
 def two_optimisers():
     maker, critic = nn.Linear(4, 8), nn.Linear(8, 1)
     ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
@@ -822,6 +843,7 @@ RIGHT = [
     scaled_late,
     a_loss_that_need_not_fall,
     a_search_begun_anew_for_each_problem,
+    positions_that_are_added_up,
     a_frozen_part,
     a_generator_that_maximises,
     of_the_same_sample,

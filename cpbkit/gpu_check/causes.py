@@ -282,7 +282,8 @@ def _find_graphs(seen: Seen) -> Iterator[Cause]:
         cure = "carry a state on as state.detach(); or add up the losses, and go backward once"
         if seen.passes <= 2:
             text = f"{seen.retraced:.0%} of what a pass backward goes through was computed at earlier steps"
-            cure = "carry a state on as state.detach(), and leave retain_graph=True out"
+            cure = "carry a state on as state.detach(), empty lists of outputs after each step, and leave "
+            cure += "retain_graph=True out"
         yield _cause(again, "GRAPH_KEPT", text, seen.retained, "each graph once", cure)
     elif seen.kept:
         text = f"{seen.kept} keeps the graph of every step since the loop began"

@@ -188,6 +188,7 @@ class Soundness:
         self._distances = 0  # of them: of a forecast from the truth
         self._negated = 0  # of them: such a distance with a minus
         self._alike: dict[int, tuple[int, int]] = {}  # weights of equal outputs -> (looks, those with a gradient)
+        self._bare: set[int] = set()  # weights of modules that are not torch's
         self.zeroing, self.labels = Zeroing(), Labels()
         self._starts = 0  # first passes backward after a step
         self._rate = self._highest = 0.0
@@ -254,6 +255,8 @@ class Soundness:
         if model not in self._models:
             weights = set(map(id, weights_of(optimizer)))
             self._models[model] = not weights.isdisjoint(map(id, model.parameters()))
+            parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.nn.")]
+            self._bare |= {id(weight) for part in parts for weight in part.parameters(recurse=False)}
         return self._models[model]
 
     def note_gradients(self, weights: Iterable[torch.Tensor]) -> None:
@@ -434,7 +437,9 @@ class Soundness:
             cure = "make it once, before the loop; a learning rate is changed by a scheduler"
             yield Unsound("OPTIMIZER_REMADE", text, cure, OPTIMIZER)
         yield from self._find_gradients()
-        if any(looks > 3 and gradients > 1 for looks, gradients in self._alike.values()):
+        # Rows of a weight that is in no layer of torch's, such as of positions that are added up, may be alike.
+        alike = [seen for number, seen in self._alike.items() if number not in self._bare]
+        if any(looks > 3 and gradients > 1 for looks, gradients in alike):
             text = "All outputs of a layer are the same, and so are their gradients: it learns one feature"
             cure = "random first weights, as layers of torch's have unless told: no constant, no zeros"
             yield Unsound("ALIKE", text, cure, r"(constant_|zeros_|ones_|fill_)\((?!.*bias)|\.data\b")
