@@ -1,12 +1,13 @@
 """The front door: start a run or open one, look at what it found, use its models."""
 
 import html
+import itertools
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -426,13 +427,22 @@ class Retraining:
     data: Klines | Trace | Table
 
     @stoppable()
-    def audit(self, placebos: int = 20) -> pd.DataFrame:
-        """Look for leaks: a row per check, with its verdict and the evidence. placebos: how many are judged."""
+    def audit(self, placebos: int = 20, tell: Callable[[str], None] = lambda text: None) -> pd.DataFrame:
+        """Look for leaks: a row per check, with its verdict and the evidence.
+
+        placebos: how many are judged. tell: hears which training begins.
+        """
         from cpbkit.evaluation import leakage
         from cpbkit.evaluation.backtest import refit
 
-        one = self.experiment
-        found = leakage.audit(self.data, one.task, refit(one), model=one.model.name, placebos=placebos)
+        one, trainings = self.experiment, itertools.count(1)
+        forecaster = refit(one)
+
+        def told(*given):
+            tell(f"auditing {self.series}: training {next(trainings)} of {placebos + 6}")
+            return forecaster(*given)
+
+        found = leakage.audit(self.data, one.task, told, model=one.model.name, placebos=placebos)
         return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
 
     @stoppable()

@@ -84,8 +84,7 @@ def audit(
         retrainings = _choose(folder, trust_code, Path(table or "").name.partition(".")[0], frame, **given)
         with status_line() as say:
             for one in retrainings:
-                say(f"auditing {one.series}: {placebos + 6} trainings")
-                found[one.series] = one.audit(placebos)
+                found[one.series] = one.audit(placebos, say)
     document = {name: findings.to_dict(orient="records") for name, findings in found.items()}
     if folder:
         RunFolder(folder).keep_audit(document)

@@ -390,8 +390,8 @@ def passport_table(passports: Iterable[Passport]) -> pd.DataFrame:
 
 
 def say_doubts(passports: Iterable[Passport]) -> str:
-    """Say in a line how many bars are missing without a reason or in doubt; empty where none is."""
-    known = list(passports)
+    """Say in a line how many bars of real data are missing without a reason or in doubt; empty where none is."""
+    known = [passport for passport in passports if not passport.synthetic]
     if not (odd := [p for p in known if p.unexplained or p.doubts]):
         return ""
     worst = max(odd, key=lambda p: p.unexplained + p.doubts)

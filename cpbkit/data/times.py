@@ -122,7 +122,7 @@ def _since_1970(numbers: pd.Series, where: str) -> pd.Series:
 
 
 def _row(column: pd.Series, row: int) -> str:
-    last = " (the last row: was the file cut there?)" if 0 < row == len(column) - 1 else ""
+    last = ", the last row: was the file cut there?" if 0 < row == len(column) - 1 else ""
     return f"row {row + 1} has {str(column.iloc[row])[:60]!r}{last}"
 
 

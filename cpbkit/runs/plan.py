@@ -15,6 +15,7 @@ from cpbkit.hardware import memory
 from cpbkit.hardware.device import on_threads, wait
 from cpbkit.hardware.environment import count_cores, free_memory
 from cpbkit.models import zoo
+from cpbkit.quantities import counted
 from cpbkit.training.loop import Fit, assemble, evaluate, find_series, fit, is_out_of_memory, try_loss
 from cpbkit.windows.series import Series
 from cpbkit.windows.splits import split
@@ -124,8 +125,8 @@ def make_plan(
     if minutes is not None and (part := 60 * minutes * PLANNED_SHARE / seconds) < 1:
         if part * epochs < 1:
             raise CpbkitError(
-                f"one epoch of {len(series)} models takes about {epoch * rounds / 60:.1f} min here, predicted from a "
-                f"few timed steps; got a budget of {minutes:g} min. Take a smaller preset or fewer series"
+                f"one epoch of {counted(len(series), 'model')} takes about {epoch * rounds / 60:.1f} min here, "
+                f"predicted from a few timed steps; got a budget of {minutes:.2g} min. Take a smaller preset or fewer series"
             )
         if training.schedule == "cosine":
             epochs = int(part * epochs)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from cpbkit import atomic
 from cpbkit.config.experiment import PARTS, Experiment
-from cpbkit.data.klines import Passport, passport_table
+from cpbkit.data.klines import Passport, passport_table, say_doubts
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation import past, pooled, verdicts
 from cpbkit.evaluation.results import ResultLine, is_synthetic, relative
@@ -36,7 +36,7 @@ SHOWN = 160  # windows of a chart of forecasts
 # What a phone has room for comes first; the columns after it leave a narrow screen, and stand in the series' part.
 BARS_COLUMNS = (
     *("series", "there", "files", "first", "last", "expected", "got", "gaps", "unexplained", "zero volume", "flat"),
-    *("dropped", "conflicts", "tenfold", "disagreements"),
+    "dropped",
 )
 
 
@@ -147,7 +147,8 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine],
         begun = "from its weights" if experiment.training.warm_start else "from drawn weights"
         facts.append(f"a refit of {Path(parent).name}, begun {begun}")
     trouble = [f"Not finished yet: {', '.join(missing[:40])}{more}"] if missing else []
-    trouble += [tell_stopped(results), verdicts.tell_unbelievable(results)]
+    passports = [Passport.from_dict(line.passport) for line in results if line.passport]
+    trouble += [tell_stopped(results), verdicts.tell_unbelievable(results), say_doubts(passports)]
     return {
         "title": f"{experiment.preset} · {len(names)} series · {folder.resolve().name}",
         "facts": " · ".join(facts),
