@@ -34,7 +34,6 @@ WALKS = 40
 OVERFIT = 0.95  # of the loss of one batch, which a sound model can lose
 BATCH = 16  # windows of it
 OVERFIT_STEPS = 2000  # at most; most models need a tenth of them
-# Of a price: a skill of 10 % is a correlation of 0.44 and, of normal moves, 64 % right signs, for anybody to trade on.
 PHI = 0.3  # of the autoregressions that every verdict must find
 
 

@@ -26,7 +26,8 @@ SIGNIFICANCE = 0.05  # of a verdict, after Holm's correction
 BEATS, TIES, LOSES, TOO_FEW = WORDS = ("BEATS", "TIES", "LOSES", "TOO FEW TO TELL")
 LEAST_WINDOWS, LEAST_HORIZONS = 32, 16  # of test windows, for a word; with fewer it is said too often
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
-MOST_SKILL = 0.10  # of a price, that a liquid market may leave to know
+# Of a price: a skill of 10 % is a correlation of 0.44 and, of normal moves, 64 % right signs, for anybody to trade on.
+MOST_SKILL = 0.10
 WORST_SKILL = -99.0  # stands for minus infinity, where a baseline is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
 CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
