@@ -164,7 +164,7 @@ def test_a_slipped_decimal_point_is_listed_and_a_hard_fall_is_not():
     assert p.tenfold == tuple(f"2025-03-01T{hour:02d}:00" for hour in hours) and p.doubts == 5
     sound = validate(bars("2025-03-01", 10), "ETHUSDT_1h").passport
     said = say_doubts([p, sound])
-    assert said.startswith("1 of 2 series have bars that are not sound: 5 in doubt; most of BTCUSDT_1h.")
+    assert said.startswith("Bars that are not sound, in 1 of 2 series: 5 in doubt; most of BTCUSDT_1h.")
     holes = validate(bars("2025-03-01", 10).drop(frame.index[4:6]), "ETHUSDT_1h").passport
     assert "2 missing without a reason" in say_doubts([holes]) and say_doubts([sound]) == ""
     fall = bars("2025-03-01", 4)

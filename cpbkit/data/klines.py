@@ -396,8 +396,9 @@ def say_doubts(passports: Iterable[Passport]) -> str:
         return ""
     worst = max(odd, key=lambda p: p.unexplained + p.doubts)
     missing, doubts = sum(p.unexplained for p in odd), sum(p.doubts for p in odd)
-    parts = [f"{missing:,} missing without a reason"] * bool(missing) + [f"{doubts:,} in doubt"] * bool(doubts)
-    said = f"{len(odd)} of {len(known)} series have bars that are not sound: {', '.join(parts)}"
+    parts = [f"{missing:,} missing without a reason"] if missing else []
+    parts += [f"{doubts:,} in doubt"] if doubts else []
+    said = f"Bars that are not sound, in {len(odd)} of {len(known)} series: {', '.join(parts)}"
     return f"{said}; most of {worst.series}. `cpbkit passport` lists them"
 
 
