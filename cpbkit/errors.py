@@ -64,6 +64,8 @@ class UnknownName(CpbkitError, ValueError):
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, or this user's part of it
+# How torch says that memory is short.
+NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 TERMINATED = 143  # exit code after a SIGTERM, as in a shell
 
 

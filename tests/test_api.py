@@ -152,6 +152,8 @@ def test_a_name_stands_for_itself_where_names_are_asked_for(tmp_path):
     told = settle("quick", {"symbols": "BTC, ETHUSDT", "intervals": "1h", "targets": "close", "start": "2025-01-01",
                             "end": "2025-01-31"}).experiment  # fmt: skip
     assert told.data.symbols == ("BTCUSDT", "ETHUSDT") and told.data.intervals == ("1h",)
+    columns = settle("quick", {"features": "my file.py:net", "targets": pd.Index(["close", "high"])}).experiment.task
+    assert columns.features == ("my file.py:net",) and columns.targets == ("close", "high")
     assert told.task.targets == ("close",) and told.task.target_weights == (1.0,)
     with pytest.raises(CpbkitError, match=r"names the values of each setting, .*got \{'learning_rate': 0\.001\}"):
         settle("quick", {"search": {"learning_rate": 1e-3}})

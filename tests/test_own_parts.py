@@ -142,7 +142,7 @@ def words(bars):
     ("setting", "name", "said"),
     [
         ("name", "Pair", r"faulty\.py:Pair: TypeError: .*tuple.* maps \(batch, context, features\)"),
-        ("name", "Logs", "must give finite numbers for any input; Logs does not"),
+        ("name", "Logs", "must be finite; those of Logs are not"),
         ("name", "Bare", r"faulty\.py:Bare: TypeError: .*A network is made from \(task, model\)"),
         ("loss", "numbers", "faulty.py:numbers"),
         ("loss", "three", "faulty.py:three: TypeError: .*weight.*A loss is a function of"),

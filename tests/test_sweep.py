@@ -233,7 +233,7 @@ def test_a_model_and_then_the_sweep_are_stopped_from_elsewhere(tmp_path):
     with run.writing(experiment):
         assert run.wishes() == {"end": False, "series": []}  # they were meant for the sweep before
         run.begin({"executor": "ray"})
-        with pytest.raises(RunError, match="stop the whole sweep"):
+        with pytest.raises(RunError, match="alone stops the whole sweep"):
             run.stop([first])
         run.stop()
         assert run.wishes()["end"]

@@ -126,7 +126,7 @@ def test_what_is_not_sound_is_told_beside_the_verdicts():
     job = Job("job", vary(QUICK, name="cpbkit.runs.planted:Dead"), (sound(),))
     dead = [message.line for message in work(job) if isinstance(message, Result)]
     said = training_checks.tell_unsound(dead)
-    assert said.startswith("1 of 1 models were not trained soundly (S: gradient: no gradient reaches the weights)")
+    assert said.startswith("Not trained soundly: 1 of 1 model (S: gradient: no gradient reaches the weights)")
     assert training_checks.tell_unsound([dataclasses.replace(dead[0], status="sick")]) == ""
 
 
@@ -135,6 +135,9 @@ def test_a_loss_that_is_0_of_persistence_is_no_scale():
     (line,) = [message.line for message in work(job) if isinstance(message, Result)]
     odd = dataclasses.replace(line, persistence=dict.fromkeys(line.persistence, 0.0))
     found = {check.check: check.verdict for check in training_checks.check_results([odd])}
-    assert found["first loss"] == "OK" and "target scale" not in found
+    assert found["first loss"] == "OK" and found["target scale"] == "NOTE"
+    below = dataclasses.replace(line, persistence=dict.fromkeys(line.persistence, -1.0), curve={"train": [-1.0] * 3})
+    found = {check.check: check.verdict for check in training_checks.check_results([below])}
+    assert found["learns"] == "NOTE" and "target scale" not in found
     drawn = relative(odd, "validation")
     assert np.isfinite(drawn).all() and drawn == pytest.approx(1 + np.array(line.curve["validation"]))

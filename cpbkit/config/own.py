@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from cpbkit.errors import CpbkitError
+from cpbkit.errors import NO_MEMORY, CpbkitError
 
 
 def is_own(name: str) -> bool:
@@ -90,7 +90,7 @@ def running(name: str, wanted: str) -> Iterator[None]:
         raise
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
-        if isinstance(error, MemoryError) or "memory" in said:
+        if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
             raise
         path = str(source(name))
         lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == path]

@@ -216,7 +216,7 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
     absent += [name for name in OHLC if name not in found]
     if absent:
         got = ", ".join(map(str, table.columns[:30]))
-        then = "`cpbkit series` takes tables without these" if len(absent) > 2 else "Rename the columns"
+        then = "Rename the columns" + ("; `cpbkit series` takes tables without these" if len(absent) > 2 else "")
         raise DataError(
             f"{where}: bars need a column of start times and {', '.join(OHLC)}; got {got} "
             f"(nothing read as {', '.join(absent)}). {then}"

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpbkit.evaluation.results import ResultLine
+from cpbkit.quantities import counted
 
 SCALE = 0.01, 100.0  # between which the root mean square of scaled targets should lie
 FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss is off
@@ -38,7 +39,7 @@ def tell_unsound(results: Iterable[ResultLine]) -> str:
         return ""
     count = len({check.series for check in sick})
     said = f"{sick[0].series}: {sick[0].check}: {sick[0].evidence}"
-    return f"{count} of {len(done)} models were not trained soundly ({said}); the report says which, and why"
+    return f"Not trained soundly: {count} of {counted(len(done), 'model')} ({said}); the report says which, and why"
 
 
 def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
@@ -53,7 +54,7 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
     if "could not be captured" in line.mode:
         yield "step", "NOTE", line.mode
     naive = line.persistence.get("train", 0.0)
-    if has_scale := naive > 0:  # an own loss may be 0 of persistence, or below, which says nothing of the targets
+    if naive >= 0:  # an own loss may be below, which says nothing of the targets
         size = math.sqrt(naive)
         verdict = "OK" if SCALE[0] <= size <= SCALE[1] else "NOTE" if size < SCALE[0] else "SICK"
         why = "" if verdict == "OK" else ", far from 1: a step of the usual size is too large or too small; scale them"
@@ -62,7 +63,7 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
     if curve.get("train") and line.persistence:
         spreads = {head: judged.get("spread", 0.0) for head, judged in line.test.items()}
         baselines = {"persistence": line.persistence} | ({"mean": line.mean} if line.mean else {})
-        yield from _check_losses(curve, baselines, has_scale)
+        yield from _check_losses(curve, baselines, has_scale=naive > 0)
         yield from _check_gradient(curve, spreads)
         for head, spread in spreads.items():
             if spread <= DEAD:
@@ -79,7 +80,7 @@ def _check_losses(
     beside = ", ".join(f"{kind} {losses.get('train', math.nan):.3g}" for kind, losses in baselines.items())
     usual = not has_scale or train[0] < FIRST_LOSS * max(losses.get("train", 0.0) for losses in baselines.values())
     yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
-    falls = min(train) < STUCK * train[0]
+    falls = train[0] - min(train) > (1 - STUCK) * abs(train[0])
     yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
     if validation:
         best = min(validation)

@@ -255,7 +255,7 @@ class Soundness:
         if model not in self._models:
             weights = set(map(id, weights_of(optimizer)))
             self._models[model] = not weights.isdisjoint(map(id, model.parameters()))
-            parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.nn.")]
+            parts = [part for part in model.modules() if not _is_layer(part)]
             self._bare |= {id(weight) for part in parts for weight in part.parameters(recurse=False)}
         return self._models[model]
 
@@ -460,6 +460,11 @@ class Soundness:
 
 def _is_nonzero(gradient: torch.Tensor) -> bool:
     return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).count_nonzero())
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Say whether a module is one of torch's, or made of one."""
+    return any(kind.__module__.startswith("torch.nn.") for kind in type(module).__mro__ if kind is not nn.Module)
 
 
 def _is_alike(weight: torch.Tensor) -> bool:

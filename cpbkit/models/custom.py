@@ -68,6 +68,11 @@ def try_out(make: Make, x: Tensor, horizon: int, targets: int) -> tuple[bool, st
         apart = Own(len(x), make, stacked=False).to(x.device, x.dtype)
         buffers = {name: buffer.clone() for name, buffer in apart.net.named_buffers()}
         want = _check(apart, x, horizon, targets)
+        if not all(tensor.isfinite().all() for tensor in want):
+            name = type(apart.net).__name__
+            raise CpbkitError(
+                f"forecasts and gradients of a network must be finite; those of {name} are not for N(0, 1)"
+            )
         for name, buffer in apart.net.named_buffers():
             if not torch.equal(buffer, buffers[name]):
                 raise CpbkitError(
@@ -101,9 +106,6 @@ def _check(net: Own, x: Tensor, horizon: int, targets: int) -> list[Tensor]:
             f"a network of your own maps (batch, context, features) = {tuple(x.shape[1:])} to (batch, horizon, "
             f"targets) = {shape[1:]}; got {tuple(forecast.shape[1:])}. Change its last layer"
         )
-    if not all(tensor.isfinite().all() for tensor in (forecast, *gradients)):
-        name = type(net.net).__name__
-        raise CpbkitError(f"a network of your own must give finite numbers for any input; {name} does not for N(0, 1)")
     return [forecast.detach(), *gradients]
 
 

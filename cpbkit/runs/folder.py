@@ -379,7 +379,9 @@ class RunFolder:
         if not self.holder():
             raise RunError(f"nobody works on {self.folder}, so there is nothing to stop")
         if names and self.about().get("executor") == "ray":
-            raise RunError("the models of a Ray cluster do not end one by one; stop the whole sweep, without series")
+            raise RunError(
+                "on a Ray cluster models end neither one by one nor after an epoch; `cpbkit stop RUN` alone stops the whole sweep"
+            )
         before = self.wishes()
         self._write(STOP, {"end": before["end"] or not names, "series": sorted({*before["series"], *names})})
 

@@ -15,7 +15,7 @@ from cpbkit.hardware import memory
 from cpbkit.hardware.device import on_threads, wait
 from cpbkit.hardware.environment import count_cores, free_memory
 from cpbkit.models import zoo
-from cpbkit.quantities import counted
+from cpbkit.quantities import counted, figure
 from cpbkit.training.loop import Fit, assemble, evaluate, find_series, fit, is_out_of_memory, try_loss
 from cpbkit.windows.series import Series
 from cpbkit.windows.splits import split
@@ -80,7 +80,7 @@ def make_plan(
     """
     task, training = experiment.task, experiment.training
     devices = find_places(workers, len(series))
-    try_loss(task)
+    try_loss(task, torch.device(devices[0]))
     model, why = zoo.try_out(task, experiment.model, min(4, len(series)), training.batch, torch.device(devices[0]))
     experiment = replace(experiment, model=model)
     windows = {name: split(s, task) for name, s in series.items()}
@@ -126,7 +126,7 @@ def make_plan(
         if part * epochs < 1:
             raise CpbkitError(
                 f"one epoch of {counted(len(series), 'model')} takes about {epoch * rounds / 60:.1f} min here, "
-                f"predicted from a few timed steps; got a budget of {minutes:.2g} min. Take a smaller preset or fewer "
+                f"predicted from a few timed steps; got a budget of {figure(minutes, 3)} min. Take a smaller preset or fewer "
                 "series"
             )
         if training.schedule == "cosine":
@@ -214,8 +214,8 @@ def _trial(experiment: Experiment, series: list[Series], device: str) -> Trial:
     finally:
         torch.set_rng_state(random)
     pace = min(later - earlier for earlier, later in itertools.pairwise(ends))
-    counted = 0 if device != "cpu" else COPIES * stack.weights.nbytes + sum(held.values())
-    return Trial(len(series), pace, max(counted, taken["bytes"] or 0))
+    held_bytes = 0 if device != "cpu" else COPIES * stack.weights.nbytes + sum(held.values())
+    return Trial(len(series), pace, max(held_bytes, taken["bytes"] or 0))
 
 
 def _cut(names: list[str], size: int) -> list[list[str]]:

@@ -5,7 +5,7 @@ import datetime as dt
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -96,12 +96,13 @@ def settle(
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return a setting, as a tuple where it is a list of names: one name stands for itself, `BTC, ETH` for two."""
+    """Return a setting, as a tuple where it is a list of names; one name stands for itself, `BTC, ETH` for two coins."""
     if name not in LISTS:
         return tuple(value) if isinstance(value, list) else value
-    each = value.replace(",", " ").split() if isinstance(value, str) else value
-    each = tuple(each) if isinstance(each, (list, tuple)) else (each,)
-    return tuple(with_quote(each)) if name == "symbols" and all(isinstance(one, str) for one in each) else each
+    if isinstance(value, str) and name in ("symbols", "intervals", "tickers"):  # no column: those may hold blanks
+        value = value.replace(",", " ").split()
+    each = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    return tuple(with_quote(each)) if name == "symbols" else each
 
 
 def _grid(search: Any) -> tuple:

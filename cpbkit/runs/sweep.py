@@ -328,6 +328,7 @@ def _settle_plan(
         if state.ended & series.keys():
             names = ", ".join(fresh)
             raise RunError(f"the one model for all series was trained without {names}: sweep into another folder")
+        log.warning("the one model for all series begins anew, now with %s", ", ".join(fresh))
         plan = None
     if plan is None:
         plan = place.call(make_plan, state.experiment, series, place.workers, minutes)

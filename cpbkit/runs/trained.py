@@ -102,8 +102,8 @@ class TrainedModel:
     about: Mapping = field(default_factory=dict)  # versions, split dates, fingerprints of its bars and of its file
 
     def __repr__(self) -> str:
-        model, made_up = self.experiment.model, " SYNTHETIC" if self.synthetic else ""
-        return f"TrainedModel({self.series!r}): {self.experiment.preset}, {model.name}{made_up}; {self.verdict}"
+        about = f"{self.experiment.preset}, {self.experiment.model.name}{' SYNTHETIC' * self.synthetic}"
+        return f"TrainedModel({self.series!r}): {'; '.join(filter(None, [about, self.verdict]))}"
 
     @classmethod
     def read(cls, content: bytes, verdict: str = "", trust_code: bool = False) -> "TrainedModel":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, Task, Training, derive_seed, series_of
-from cpbkit.errors import CpbkitError
+from cpbkit.errors import NO_MEMORY, CpbkitError
 from cpbkit.hardware import memory
 from cpbkit.models import zero_shot, zoo
 from cpbkit.training.cuda_graph import capture
@@ -32,7 +32,6 @@ CAPTURE_ERROR = 0.01  # of the gradients, between the captured step and the step
 # Of the weights' move. Larger, for the first step of Adam is the sign of a gradient, however small that is.
 CAPTURE_DRIFT = 0.2
 PERTURBED = 0.02  # spread of what is added to all weights before they are held against each other
-NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 COMPACT_AT = 0.75  # share of live models below which a captured stack is rebuilt
 POOLED = "all series"  # name of the row of one model for all of them
 CURVES = ("train", "validation", "learning_rate", "gradient_norm", "clipped", "skipped")
@@ -289,16 +288,21 @@ def _captured(step: Callable[[], None], stack: Stack, i: Tensor) -> tuple[Callab
     return run, mode
 
 
-def try_loss(task: Task) -> None:
+def try_loss(task: Task, device: torch.device) -> None:
     """Hold an own loss to what training asks of it. Errors: CpbkitError for one that cannot be trained with."""
     if not own.is_own(task.loss):
         return
-    forecast, truth = torch.randn(2, 2, 8, task.horizon, len(task.targets), generator=torch.Generator().manual_seed(0))
+    numbers = torch.Generator(device).manual_seed(0)
+    forecast, truth = torch.randn(2, 2, 8, task.horizon, len(task.targets), generator=numbers, device=device)
+    weights = torch.ones(len(task.targets), device=device)
     forecast.requires_grad_()
     wanted = "A loss is a function of (forecast, truth), tensors (models, batch, horizon, targets), to (models, batch)"
     with own.running(task.loss, wanted):
-        found = loss_per_model(forecast, truth, torch.ones(len(task.targets)), own.find(task.loss, "a loss"))
+        loss = own.find(task.loss, "a loss")
+        found, at_zero = (loss_per_model(*pair, weights, loss) for pair in ((forecast, truth), 2 * (truth * 0,)))
         (gradient,) = torch.autograd.grad(found.sum(), forecast)
+    if not all(tensor.isfinite().all() for tensor in (found, at_zero, gradient)):
+        raise CpbkitError(f"{task.loss} must be finite for any forecast and truth, where both are 0 too; it is not")
     if not gradient.any():
         raise CpbkitError(f"{task.loss} has no gradient: it stays the same whatever is forecast, so nothing is learned")
 

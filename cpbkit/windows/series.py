@@ -1,5 +1,6 @@
 """One series as columns: what goes in, and what is to be forecast."""
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -54,10 +55,13 @@ class Series:
         """The bar length in ns."""
         return round(self.step_seconds * SECOND_NS)
 
-    @property
+    @functools.cached_property
     def columns(self) -> dict[str, list[int]]:
         """The places of the targets of each head."""
-        return {head: [k for k, owner in enumerate(self.heads) if owner == head] for head in dict.fromkeys(self.heads)}
+        found: dict[str, list[int]] = {}
+        for k, head in enumerate(self.heads):
+            found.setdefault(head, []).append(k)
+        return found
 
     def __len__(self) -> int:
         return len(self.times)
