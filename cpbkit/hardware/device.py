@@ -1,4 +1,4 @@
-"""What a stopwatch needs: so many threads, and a device that is through."""
+"""The threads that torch computes on, and a device that is through with its work."""
 
 import contextlib
 from collections.abc import Iterator

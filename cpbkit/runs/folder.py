@@ -380,7 +380,8 @@ class RunFolder:
             raise RunError(f"nobody works on {self.folder}, so there is nothing to stop")
         if names and self.about().get("executor") == "ray":
             raise RunError(
-                "on a Ray cluster models end neither one by one nor after an epoch; `cpbkit stop RUN` alone stops the whole sweep"
+                "on a Ray cluster models end neither one by one nor after an epoch; `cpbkit stop RUN` alone stops the "
+                "whole sweep"
             )
         before = self.wishes()
         self._write(STOP, {"end": before["end"] or not names, "series": sorted({*before["series"], *names})})

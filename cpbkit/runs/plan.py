@@ -126,8 +126,8 @@ def make_plan(
         if part * epochs < 1:
             raise CpbkitError(
                 f"one epoch of {counted(len(series), 'model')} takes about {epoch * rounds / 60:.1f} min here, "
-                f"predicted from a few timed steps; got a budget of {figure(minutes, 3)} min. Take a smaller preset or fewer "
-                "series"
+                f"predicted from a few timed steps; got a budget of {figure(minutes, 3)} min. Take a smaller preset or "
+                "fewer series"
             )
         if training.schedule == "cosine":
             epochs = int(part * epochs)

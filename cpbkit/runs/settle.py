@@ -96,7 +96,7 @@ def settle(
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return a setting, as a tuple where it is a list of names; one name stands for itself, `BTC, ETH` for two coins."""
+    """Return a setting, as a tuple where it is a list of names; one stands for itself, `BTC, ETH` for two coins."""
     if name not in LISTS:
         return tuple(value) if isinstance(value, list) else value
     if isinstance(value, str) and name in ("symbols", "intervals", "tickers"):  # no column: those may hold blanks

@@ -265,14 +265,14 @@ def _result(
     if line.status != "done":
         return Result(line, None)
     sick = dataclasses.replace(line, status="sick", reason="a forecast of the validation or test split is not finite")
+    place, is_itself = task.zero_shot, bool(experiment.pretrained)
     parts = []  # of each fold, by head
-    for m, finished in zip(places, folds, strict=True):
+    for m, finished in zip(places, folds, strict=True):  # of the last of them more is told below
         net = zoo.restore(task, experiment.model, finished.weights).to(windows.device)
         of_test = forecast(net, windows, "test", [m])[0]
         test, its = median(of_test, task), windows.splits[m]
         if not np.isfinite(test).all():
             return Result(sick, None)
-        place, is_itself = task.zero_shot, bool(experiment.pretrained)
         parts.append(evidence(windows.series[m], its.test, test, its.bounds["train"][1], place, is_itself))
     validation = median(forecast(net, windows, "validation", places[-1:])[0], task)
     if not np.isfinite(validation).all():
