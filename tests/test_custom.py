@@ -166,3 +166,16 @@ def test_what_cannot_be_trained_is_refused_with_what_to_do(kind, message):
 def test_a_network_that_is_not_there_is_named(name):
     with pytest.raises(CpbkitError, match=r"named module:name or file\.py:name"):
         zoo.build(1, TASK, Model(name=name))
+
+
+class OnlyApart(Dense):
+    """Not finite where torch.func stacks it, as an operator without a rule of its own may be."""
+
+    def forward(self, x):
+        stacked = torch._C._functorch.is_batchedtensor(self.layers[1].weight)
+        return super().forward(x) * (torch.nan if stacked else 1.0)
+
+
+def test_a_network_that_only_stacking_breaks_is_computed_one_by_one():
+    stacked, why = custom.try_out(lambda: OnlyApart(TASK, Model(width=4)), torch.randn(2, 8, 8, 4), 3, 1)
+    assert not stacked and why == "one by one: stacked by torch.func it computes something else"

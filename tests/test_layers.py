@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpbkit.models import layers
+from cpbkit.models import layers, scan
 
 M, B, L, C, D = 3, 5, 7, 6, 8
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -196,3 +196,23 @@ def test_dropout_mask_is_shared_by_the_models_and_off_in_evaluation():
     assert (y == y[:1]).all()
     assert set(y.unique().tolist()) == {0.0, 2.0}
     assert layer.eval()(x) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_gates_of_an_lstm_are_as_exact_as_one_by_one(dtype):
+    torch.manual_seed(0)
+    cell, given = (0.1 * torch.randn(2, 32, width) for width in (16, 64))
+
+    def plain(gates, cell):
+        input, forget, new, output = gates.chunk(4, -1)
+        after = forget.sigmoid() * cell + input.sigmoid() * new.tanh()
+        return output.sigmoid() * after.tanh()
+
+    gates, cell = given.to(dtype), cell.to(dtype)
+    want, naive = plain(gates.double(), cell.double()), plain(gates, cell)
+    parts = scan.split_gates(gates.clone())
+    parts[3].mul_(-2)
+    after, shown, state = (torch.empty_like(cell) for _ in range(3))
+    scan.lstm_step(parts, cell, after, shown, state)
+    errors = [(one.double() - want).square().mean().sqrt().item() for one in (state, naive)]
+    assert errors[0] <= (1.2 * errors[1] if dtype != torch.float32 else 1e-7)

@@ -133,6 +133,9 @@ def gone(forecast, truth):
 def typo(bars):
     return bars["closee"]  # line 36
 
+def smape(forecast, truth):
+    return ((forecast - truth).abs() / (forecast.abs() + truth.abs())).mean((-1, -2))
+
 def words(bars):
     return ["down"] * len(bars)
 """
@@ -149,6 +152,7 @@ def words(bars):
         ("loss", "Loss", "faulty.py:Loss: TypeError: .*A loss is a function of"),
         ("loss", "signs", "signs has no gradient"),
         ("loss", "gone", "gone has no gradient"),
+        ("loss", "smape", "smape must be finite for any forecast and truth, where both are 0 too"),
         (
             "features",
             "typo",
