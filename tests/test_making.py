@@ -186,6 +186,13 @@ def test_a_leak_of_a_table_is_caught_as_a_function_and_as_a_column(load, file, n
     assert alarm.verdict == "FAIL" and "`mystery` ranks what the past of `load` leaves open" in alarm.evidence
 
 
+def test_each_column_of_a_table_that_tells_too_much_is_named(load):
+    spoilt = load.assign(tomorrow=load["load"].shift(-1), smooth=load["load"].rolling(3, center=True).mean()).dropna()
+    alarm = making.check_telling(Table("city", spoilt), table_task(spoilt))
+    assert alarm.verdict == "FAIL" and "`tomorrow` ranks what the past of `load`" in alarm.evidence
+    assert alarm.evidence.endswith(". Likewise `smooth` of `load`"), alarm.evidence
+
+
 def test_honest_columns_and_functions_of_a_table_raise_no_alarm(load, file):
     source = "def mean(table):\n    return table['load'].rolling(9).mean()\n"
     task = table_task(load, f"{file(source)}:mean")

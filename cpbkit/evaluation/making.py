@@ -26,6 +26,7 @@ TELLING = 0.25  # rank correlation with a move to come: 58 % right signs, of nor
 # trace of a link 0.61; the next value itself has 1, a zero-phase filter of it 0.83, a mean centred on it 0.68.
 TELLING_OF_TABLE = 0.65
 ENOUGH = 200  # rows for it
+MOST_NAMED = 8  # further features that tell too much
 LEFT = 1e-6  # share of its deviation above which a column has something left
 
 
@@ -106,23 +107,27 @@ def check_telling(data: Klines | Trace | Table, task: Task) -> Finding:
     """
     if isinstance(data, Klines):
         return _check_bars(data, task)
-    check, (share, feature, target) = "no feature tells too much", _most_telling(to_series(data, task))
-    if not feature:
+    check, telling = "no feature tells too much", _find_telling(to_series(data, task))
+    if not telling:
         return Finding(check, "NOTE", "no feature but the targets' own past, or too few rows to say")
+    (share, feature, target), *others = telling
     said = (
         f"`{feature}` ranks what the past of `{target}` leaves open of its next row with a correlation of {share:.2f}"
     )
     if share > TELLING_OF_TABLE:
         said += f", above {TELLING_OF_TABLE:g}: it knows that row, unless it is a plan or a cause that was there before"
+        likewise = [f"`{other}` of `{of}`" for high, other, of in others if high > TELLING_OF_TABLE]
+        said += f". Likewise {', '.join(likewise[:MOST_NAMED])}" if likewise else ""
         return Finding(check, "FAIL", said)
     return Finding(check, "OK", said)
 
 
-def _most_telling(series: Series) -> tuple[float, str, str]:
-    """Return the highest rank correlation of a feature with a target's next move, past removed, and their names."""
-    worst, rows = (0.0, "", ""), np.arange(LAGS, len(series) - 1)
+def _find_telling(series: Series) -> list[tuple[float, str, str]]:
+    """Return each feature's highest rank correlation with a target's next move, past removed, the highest first."""
+    worst: dict[str, tuple[float, str, str]] = {}
+    rows = np.arange(LAGS, len(series) - 1)
     if len(rows) < ENOUGH:
-        return worst
+        return []
     inputs = np.concatenate([series.inputs[rows], series.inputs[rows] - series.inputs[rows - 1]], axis=1)
     for level, target in zip(series.levels.T, series.targets, strict=True):
         past = np.column_stack([np.ones(len(rows)), *(level[rows - back] for back in range(LAGS))])
@@ -131,8 +136,9 @@ def _most_telling(series: Series) -> tuple[float, str, str]:
         told = left.std(axis=0) > LEFT * both.std(axis=0)  # the target's own column leaves nothing
         for c in np.flatnonzero(told[1:]) if told[0] else ():
             share = abs(scipy.stats.spearmanr(left[:, 0], left[:, 1 + c])[0])
-            worst = max(worst, (share, series.features[c % len(series.features)], target))
-    return worst
+            feature = series.features[c % len(series.features)]
+            worst[feature] = max(worst.get(feature, (0.0, "", "")), (share, feature, target))
+    return sorted(worst.values(), reverse=True)
 
 
 def _check_bars(klines: Klines, task: Task) -> Finding:
