@@ -134,7 +134,7 @@ class Run:
         said |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
         said |= say_quantiles(results)
         trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
-        trouble += filter(None, [tell_stopped(results), tell_unsound(results), tell_unbelievable(results)])
+        trouble += filter(None, [tell_stopped(results), tell_unsound(results), tell_unbelievable(results, by_head)])
         if missing:
             trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
         return Verdicts(verdict_table(by_head), said, results, together, tuple(trouble))

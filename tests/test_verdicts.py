@@ -412,7 +412,8 @@ def test_a_skill_that_no_market_leaves_is_told():
     naive = {"persistence": np.zeros_like(truth)}
     much, little = (verdicts.judge(truth, share * truth, naive, "bp").to_dict() for share in (0.8, 0.05))
     line = ResultLine("BTCUSDT_1h", "done", test={"price": much}, passport={"series": "BTCUSDT_1h"})
-    said = verdicts.tell_unbelievable([line])
+    said = verdicts.tell_unbelievable([line], verdicts.judgements([line]))
     assert said.startswith("1 model with a skill above 10 %, BTCUSDT_1h 80.0 %: no liquid market")
     for change in ({"synthetic": True}, {"passport": {}}, {"test": {"price": little}}):
-        assert verdicts.tell_unbelievable([dataclasses.replace(line, **change)]) == ""
+        other = [dataclasses.replace(line, **change)]
+        assert verdicts.tell_unbelievable(other, verdicts.judgements(other)) == ""

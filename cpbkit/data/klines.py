@@ -399,7 +399,7 @@ def say_doubts(passports: Iterable[Passport]) -> str:
     parts = [f"{missing:,} missing without a reason"] if missing else []
     parts += [f"{doubts:,} in doubt"] if doubts else []
     said = f"Bars that are not sound, in {len(odd)} of {len(known)} series: {', '.join(parts)}"
-    return f"{said}; most of {worst.series}. The report tells of them under Bars"
+    return f"{said}; most of {worst.series}. The report has the passport of each"
 
 
 def check_bars(starts: np.ndarray, values: np.ndarray, name: str, has_volume: bool = True) -> None:

@@ -247,7 +247,7 @@ def check_skill(head: str, judgement: Judgement, is_market: bool) -> Finding:
     evidence = f"{100 * skill:+.2f} % against {judgement.best_baseline}"
     if head != "price" or not is_market or not judgement.is_enough:
         return Finding(name, "NOTE", f"{evidence}; no bound is known for it")
-    if skill > MOST_SKILL:
+    if judgement.is_unbelievable:
         said = f"{evidence}, above {100 * MOST_SKILL:g} %: no liquid market leaves so much to know"
         return Finding(name, "FAIL", f"{said}; look for a leak")
     return Finding(name, "OK", f"{evidence}, below {100 * MOST_SKILL:g} %")

@@ -116,6 +116,11 @@ class Judgement:
         """Whether there are windows enough for a word."""
         return is_enough(self.windows, self.horizon)
 
+    @property
+    def is_unbelievable(self) -> bool:
+        """Whether it says more than any liquid market leaves to know of a price."""
+        return self.is_enough and self.skill > MOST_SKILL
+
 
 FORM = foreign.form_of(Judgement)
 
@@ -437,11 +442,14 @@ def advise(judged: Mapping[str, Judgement], head: str) -> str:
     return f"no model of the {head} is worth its training: download {best}, don't train"
 
 
-def tell_unbelievable(results: Iterable[ResultLine]) -> str:
-    """Say where the price of a real market was forecast better than can be believed; empty where it was nowhere."""
-    markets = [line for line in results if line.passport and not line.synthetic]
-    judged = judgements(markets).get("price", {})
-    found = {name: j.skill for name, j in judged.items() if j.is_enough and j.unit == "bp" and j.skill > MOST_SKILL}
+def tell_unbelievable(results: Iterable[ResultLine], by_head: Mapping[str, Mapping[str, Judgement]]) -> str:
+    """Say where the price of a real market was forecast better than can be believed; empty where it was nowhere.
+
+    by_head: the `judgements` of the results.
+    """
+    judged = by_head.get("price", {})
+    markets = [line.series for line in results if line.passport and not line.synthetic and line.series in judged]
+    found = {name: judged[name].skill for name in markets if judged[name].is_unbelievable and judged[name].unit == "bp"}
     if not found:
         return ""
     best = max(found, key=lambda name: found[name])

@@ -299,7 +299,8 @@ def try_loss(task: Task, device: torch.device) -> None:
     wanted = "A loss is a function of (forecast, truth), tensors (models, batch, horizon, targets), to (models, batch)"
     with own.running(task.loss, wanted):
         loss = own.find(task.loss, "a loss")
-        found, at_zero = (loss_per_model(*pair, weights, loss) for pair in ((forecast, truth), 2 * (truth * 0,)))
+        found = loss_per_model(forecast, truth, weights, loss)
+        at_zero = loss_per_model(torch.zeros_like(truth), torch.zeros_like(truth), weights, loss)
         (gradient,) = torch.autograd.grad(found.sum(), forecast)
     if not all(tensor.isfinite().all() for tensor in (found, at_zero, gradient)):
         raise CpbkitError(f"{task.loss} must be finite for any forecast and truth, where both are 0 too; it is not")
