@@ -748,6 +748,14 @@ def of_the_same_sample():
     of_another_sample(apart=False)
 
 
+def noise_in_a_loader_made_anew():
+    model, optimizer = make()
+    data = TensorDataset(torch.randn(60_000, 8), torch.randn(60_000, 1))
+    for _ in range(2):
+        for x, y in DataLoader(data, 32, shuffle=True):
+            step(model, optimizer, x, y)
+
+
 def a_generator_that_maximises():
     (model, optimizer), (critic, other) = make(), make()
     critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -847,6 +855,7 @@ RIGHT = [
     a_frozen_part,
     a_generator_that_maximises,
     of_the_same_sample,
+    noise_in_a_loader_made_anew,
     weights_moved_by_hand,
     a_scale_that_begins_at_one,
     a_loss_of_pairs,

@@ -21,17 +21,18 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.data import DataLoader, TensorDataset
 
 from cpbkit.cli.machine import doctor
 from cpbkit.errors import CpbkitError
 from cpbkit.gpu_check import source
-from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack, find_role
+from cpbkit.gpu_check.call_stacks import WORDS_OF_VALIDATION, CallStack, Roles, find_role
 from cpbkit.gpu_check.compare import compare_reports, load_report, render_comparison
 from cpbkit.gpu_check.diagnosis import VERDICTS
 from cpbkit.gpu_check.inject import HEALTHY, OWN_LOOPS, inject, inject_all, render_faults
 from cpbkit.gpu_check.judge import judge_loop
-from cpbkit.gpu_check.operators import _has_denormals, _usual_seconds
+from cpbkit.gpu_check.operators import Operators, _has_denormals, _usual_seconds
 from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import WAITING, Line, attribute, cure_of_data, find_kind
@@ -368,6 +369,61 @@ def test_weights_that_are_moved_by_hand_make_steps_too(monkeypatch):
                     p -= 0.1 * p.grad
                     p.grad = None
     assert w.steps == len(batches) - 3
+
+
+def test_a_watch_within_another_sees_as_much_and_leaves_nothing_behind():
+    model, optimizer, batches = make()
+    original, watches = torch.autograd.backward, [watch(live=False, tell=False) for _ in range(2)]
+    for within in (True, False):  # by turns, each lets passes backward go by while nothing is to be noted
+        with watches[0] if within else contextlib.nullcontext(), watches[1] if within else contextlib.nullcontext():
+            for x, y in lasting(batches, seconds=1.0):
+                step(model, optimizer, x, y)
+            steps = [w.steps for w in watches]
+    assert min(steps) == max(steps) >= len(batches) and steps == [w.steps for w in watches]
+    assert {w.notes.add_up().passes for w in watches} == {1.0}
+    assert min(len(w.notes.marks) for w in watches) > 10 and torch.autograd.backward is original
+
+
+def test_a_mode_that_is_entered_while_operators_are_counted_leaves_no_count_behind():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    model, optimizer, batches = make()
+    mode = Mode()
+    with watch(live=False, tell=False) as w:
+        for i, (x, y) in enumerate(batches):
+            if i == 3:  # it is counted
+                mode.__enter__()
+            if i == 10:
+                mode.__exit__(None, None, None)
+            step(model, optimizer, x, y)
+    assert _get_current_dispatch_mode() is None and w.steps == len(batches) and not w.notes.problems
+
+
+def test_the_data_of_a_loader_that_is_gone_is_gone():
+    model, optimizer, _ = make()
+    alive = weakref.WeakSet()
+    with watch(live=False, tell=False) as w:
+        for _ in range(5):
+            data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+            alive.add(data)
+            for x, y in DataLoader(data, 16, shuffle=True):
+                step(model, optimizer, x, y)
+        del data
+        gc.collect()
+        assert not alive and w.notes.loaders
+
+
+def test_a_value_that_lies_on_the_host_is_not_waited_for():
+    def note(device):
+        function = torch.ops.aten._local_scalar_dense
+        counted._note(function.default, function, (torch.zeros((), device=device),), 0.0, 0.0)
+
+    counted = Operators(Roles())
+    for device, waits in (("cpu", 0), ("meta", 1)):
+        (lambda device=device: note(device))()
+        assert len(counted.waits) == waits
 
 
 def test_a_loop_trained_in_another_thread_by_two_optimisers_is_one_loop(monkeypatch):

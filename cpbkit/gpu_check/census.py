@@ -54,7 +54,7 @@ class Census(TorchDispatchMode):
         self.read.update(tensor.untyped_storage()._cdata for tensor in read)
         for storage in (tensor.untyped_storage() for tensor in made):
             self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        if packet in WAITS or _copies_to_host(packet, read, made, args):
+        if is_wait(packet, args, made):
             self._add_wait()
         if packet is aten._local_scalar_dense or function.is_view or packet in FREE:
             return out
@@ -82,12 +82,16 @@ class Census(TorchDispatchMode):
         self.waits.append(f"{name}:{frame.f_lineno}" if frame else name)
 
 
-def _copies_to_host(packet, read: list, made: list, args) -> bool:
+def is_wait(packet, args, made: list) -> bool:
+    """Say whether the host waits in a call for what lies on a device; of a value on the host, it would."""
+    if packet in WAITS:
+        return True
     if packet is aten.index:  # by a mask: its length is not known before the device has counted
         return any(t.dtype == torch.bool for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor))
     if packet not in (aten._to_copy, aten.copy_):
         return False
-    return any(t.is_cuda for t in read) and bool(made) and made[0].device.type == "cpu"
+    there = any(t.is_cuda for t in tree_leaves(args) if isinstance(t, torch.Tensor))
+    return there and bool(made) and made[0].device.type == "cpu"
 
 
 def take_census(train: Callable[[], object]) -> Census:

@@ -9,7 +9,7 @@ import math
 import re
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from types import CodeType
@@ -56,6 +56,16 @@ LASTS = {"lasts": True}  # of a field: it outlives a training, of which several 
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 
+@dataclass(frozen=True)
+class Loader:
+    """What is to be known of a loader when it is gone: to hold on to it would keep its data."""
+
+    workers: int
+    batch: int  # samples, or 0: they come in batches, or one by one
+    streams: bool  # it cannot shuffle
+    samples: CodeType | None  # the person's own function that makes them
+
+
 @dataclass
 class Notes:
     """Written in the thread that trains, and for the memory and the looks in the sampler's; read in either."""
@@ -64,7 +74,7 @@ class Notes:
     sampler: Sampler
     main: torch.optim.Optimizer | None  # whose steps count
     steps: int = 0
-    backwards: int = 0  # passes
+    backwards: int = 0  # passes, up to the last step that is counted: later ones go by
     graded: int = 0  # of them, calls of torch.autograd.grad
     first: float = math.nan  # time of the first noted step
     last: float = math.nan  # of the last noted one
@@ -87,12 +97,17 @@ class Notes:
     retained: OwnLine | None = None  # a pass backward that keeps its graph, as with retain_graph=True
     collected: bool = False  # garbage, to tell it from what is kept
     kept: str = ""  # the line that keeps graphs, when it was last looked for
-    marks: list[tuple[int, weakref.ref, OwnLine | None]] = field(default_factory=list)  # (pass backward, mark, line)
+    marks: list[tuple[int, weakref.ref, OwnLine | None]] = field(default_factory=list)  # (steps before, mark, line)
     hooks: list[tuple[int, int]] = field(default_factory=list)  # (steps, the most hooks of one module) at these
     memory: list[tuple[int, float]] = field(default_factory=list)  # (steps, bytes)
     busy: list[float] = field(default_factory=list)
     behind: list[bool] = field(default_factory=list)
-    loaders: dict[DataLoader, OwnLine | None] = field(default_factory=dict, metadata=LASTS)  # the lines that asked
+    loaders: set[Loader] = field(default_factory=set, metadata=LASTS)
+    begun: tuple[Callable[[], Any], OwnLine | None] = (
+        lambda: None,
+        None,
+    )  # the last that shuffles, its line
+    paired: OwnLine | None = field(default=None, metadata=LASTS)  # the line that goes through two that shuffle at once
     starts: list[OwnLine | None] = field(default_factory=list, metadata=LASTS)  # lines at which workers were started
     problems: list[str] = field(default_factory=list, metadata=LASTS)
 
@@ -129,7 +144,7 @@ class Notes:
         total = sum(found.seconds.values()) or 1.0
         most = max((c.count for c in self.counted), default=0)  # some steps may be parts, as of several optimisers
         counted = min((c for c in self.counted if c.count >= most / 2), key=lambda c: c.seconds, default=None)
-        workers = max((loader.num_workers for loader in self.loaders), default=0)
+        workers = max((loader.workers for loader in self.loaders), default=0)
         threads, cores = torch.get_num_threads(), count_cores()
         crowded = f"torch computes in {threads} threads on {cores} cores" if threads > cores else ""
         thrown, thrown_at = self.thrown.find()
@@ -141,7 +156,7 @@ class Notes:
             steps=self.steps,
             looks=self.sampler.looks + len(late),
             shares={name: found.seconds[name] / total for name in ACCOUNTS if name in found.seconds},
-            lines=self._name_workers(found, workers),
+            lines=self._name_workers(found),
             inside=found.inside / total,
             python=self._find_python(found, counted, total / max(self.timed - 1, 1)),
             threads=threads / cores,
@@ -168,7 +183,7 @@ class Notes:
             second_graph=self._find_second_graph(),
             retained=self._line(self.retained) if self.retained else None,
             retraced=self.retraced.find(),
-            passes=self.backwards / max(self.steps, 1),
+            passes=self.backwards / max(min(self.steps, COUNTED[-1] + 1), 1),
             workers=workers,
             starts=starts,
             starts_line=starts_at and self._line(starts_at),
@@ -390,9 +405,8 @@ class Notes:
             reasons.add("SORTED")
         if self.backward:
             wrong |= dict.fromkeys(reasons, self.backward[0])
-        both = Counter(at for loader, at in self.loaders.items() if at and isinstance(loader.sampler, RandomSampler))
-        if len(self.optimizers) == 1 and max(both.values(), default=0) == 2:
-            wrong["UNPAIRED"] = max(both, key=both.__getitem__)
+        if self.paired and len(self.optimizers) == 1:
+            wrong["UNPAIRED"] = self.paired
         for unsound in self.soundness.find(wrong):
             line = self._line(wrong[unsound.reason]) if unsound.reason in wrong else None
             if unsound.reason == "NO_GRADIENT" and (cut := self._find_cut()):
@@ -436,7 +450,7 @@ class Notes:
 
     def _find_small_batch(self, found: Attribution, counted: Operators | None) -> tuple[int, Line | None]:
         """Return the samples of a batch, by its loader or the largest product of the model, and the line to change."""
-        sizes = [loader.batch_size for loader in self.loaders if loader.batch_size]
+        sizes = [loader.batch for loader in self.loaders if loader.batch]
         rows = counted.rows if counted and counted.rows <= FEW_ROWS else 0
         rows = min(filter(None, (rows, max(sizes, default=0))), default=0)
         line = self._find_text(rf"batch_size\s*=\s*{rows}\b") if sizes else None
@@ -458,15 +472,27 @@ class Notes:
                 return Line(file, at, text, "outside")
         return None
 
-    def _name_workers(self, found: Attribution, workers: int) -> tuple[Line, ...]:
+    def _name_workers(self, found: Attribution) -> tuple[Line, ...]:
         """Return the lines; of a loader with workers, whose own lines are in other processes, its samples' first."""
-        loader = next((x for x in self.loaders if x.num_workers), None)
-        code = self._find_samples(loader) if loader else None
-        if not workers or code is None:
+        code = next((loader.samples for loader in self.loaders if loader.workers and loader.samples), None)
+        if code is None:
             return found.lines
         text = source.read_line(code.co_filename, code.co_firstlineno)
         waited = Line(code.co_filename, code.co_firstlineno, text, "data", found.seconds.get("data", 0.0))
         return tuple(sorted((waited, *found.lines), key=lambda line: -line.seconds))
+
+    def note_loader(self, loader: DataLoader, iterator, at: OwnLine | None) -> None:
+        """Note a loader that is begun, and the line that asks for its samples."""
+        streams = isinstance(loader.dataset, IterableDataset)
+        samples = self._find_samples(loader)
+        self.loaders.add(Loader(loader.num_workers, loader.batch_size or 0, streams, samples))
+        if not isinstance(loader.sampler, RandomSampler):
+            return
+        other, there = self.begun
+        waiting = other()  # as where both are given to zip: nothing is asked of either yet
+        if at and at == there and waiting is not None and not waiting._num_yielded:
+            self.paired = at
+        self.begun = weakref.ref(iterator), at
 
     def _find_samples(self, loader: DataLoader) -> CodeType | None:
         """Return the person's own function that makes a loader's samples."""
@@ -481,8 +507,7 @@ class Notes:
 
     def _find_stream(self) -> Line | None:
         """Return the line that gives the samples of a loader that cannot shuffle."""
-        streams = (loader for loader in self.loaders if isinstance(loader.dataset, IterableDataset))
-        code = next(filter(None, map(self._find_samples, streams)), None)
+        code = next((loader.samples for loader in self.loaders if loader.streams and loader.samples), None)
         if code is None:
             return None
         lines = [self._line((self.roles.find(code)[1], at)) for at in sorted({at for *_, at in code.co_lines() if at})]
@@ -490,11 +515,10 @@ class Notes:
 
     def find_kept(self) -> str:
         """Return what keeps the graphs of losses whose steps are long over."""
-        each = 1 if self.by_hand else math.ceil(self.backwards / max(self.steps, 1))  # passes backward a step
-        old = {made: at for made, _, at in self.marks if made < self.backwards - 3 * each}
+        old = {made: at for made, _, at in self.marks if made < self.steps - 3}
         alive = {made: at for made, ref, at in self.marks if made in old and ref() is not None}
         # Some may be kept for a while, or until the garbage is collected; those of the beginning are kept on purpose.
-        if len(alive) < 4 or len(alive) < KEPT * len(old) or min(alive) > self.backwards / 4:
+        if len(alive) < 4 or len(alive) < KEPT * len(old) or min(alive) > self.steps / 4:
             return self._find_kept_probe()
         at = alive[max(alive)]
         if at is None:
@@ -530,7 +554,7 @@ class Notes:
 
         One that is no part, and given whole batches, is called for something else, such as views of them.
         """
-        sizes = (loader.batch_size or 0 for loader in self.loaders)
+        sizes = (loader.batch for loader in self.loaders)
         batch = min((size for size in sizes if size > 1), default=math.inf)  # a validation's may be larger
         for modules in (c.modules for c in self.counted):
             small = {key: n for key, n in modules.models.items() if modules.find_batch(key) < batch}

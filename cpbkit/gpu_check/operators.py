@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from cpbkit.gpu_check import source
 from cpbkit.gpu_check.call_stacks import TORCH, OwnLine, Roles
-from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, WAITS
+from cpbkit.gpu_check.census import FREE, GATES, LIBRARY, is_wait
 from cpbkit.gpu_check.flow import Flow
 from cpbkit.gpu_check.module_calls import ModuleCalls
 from cpbkit.gpu_check.tensors import is_capturing
@@ -181,8 +181,9 @@ class Operators(TorchDispatchMode):
         self.packed |= packet is aten._pack_padded_sequence
         if line and packet is aten.embedding and (padding := _find_padding(args[1])):
             self.padding = max(self.padding or (0.0, False, line), (*padding, line))
-        if packet in WAITS and line:
-            self.waits.append(line)
+        if line and is_wait(packet, args, [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]):
+            on_host = all(x.is_cpu for x in tree_leaves(args) if isinstance(x, torch.Tensor))
+            self.waits += [] if on_host else [line]
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:
             return
         self._flow.note(line, function, args, out)

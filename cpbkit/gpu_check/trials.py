@@ -169,7 +169,7 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
     samples = step.samples or count_samples(batch)
     if not (samples and (step.resized or step.batches)):
         return None
-    clock, rates = make_clock(step.place), []
+    clock, rates, run = make_clock(step.place), [], None
     for power in range(WIDEST + 1):
         try:
             run = step.on_samples(batch, samples * 2**power)
@@ -183,7 +183,7 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
         if once > seconds / 8 or (power and rates[-1] < 1.1 * rates[-2]):
             break
     del run  # it may fill the device
-    knee = 2 ** rates.index(max(rates))
+    knee = 2 ** rates.index(max(rates)) if rates else 1
     if knee == 1:
         return Gain("", note="not reached: twice the batch gives no more samples a second")
     gain = compare(clock, lambda: step.train(batch), step.on_samples(batch, samples * knee), seconds / 2)
