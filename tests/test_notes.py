@@ -45,7 +45,7 @@ X, Y = torch.randn(64, 8), torch.randn(64, 1)
 SECONDS = 2.0  # of a loop: those are run by `make test-long`, as in test_soundness
 
 
-TAKEN_APART = (Taken(None, 64, 0.5),)
+TAKEN_APART = Taken(None, 64, 0.5)
 PAIRS_LINE = Line("a.py", 3, "for i in range(n):", "forward", 0.0)
 
 

@@ -92,7 +92,7 @@ CASES = {
     "VALIDATION_IN_STEP": seen(shares={"validation": 0.9}, inside=0.45),
     "DATA_STARVED": seen(shares={"data": 1.0}),
     "PYTHON_OR_IO_IN_STEP": seen(python=(LINE,), shares={"rest": 0.8}),
-    "SAMPLE_BY_SAMPLE": seen(taken=(Taken(LINE, 32, 0.4),)),
+    "SAMPLE_BY_SAMPLE": seen(taken=Taken(LINE, 32, 0.4)),
     "GRAPH_KEPT": seen(kept="train.py:60  total += loss"),
     "FLOAT64": seen(float64=0.99),
     "MEMORY_GROWTH": seen(growth=5e5, held=dataclasses.replace(LINE, text="preds.append(out.detach())")),

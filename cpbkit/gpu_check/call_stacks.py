@@ -187,9 +187,8 @@ class Sampler(threading.Thread):
         self.stages = STAGES
         self.paused = False
         self.problem = ""  # why it ended early
-        self._tail: list[tuple[CallStack, float]] = []  # since the last step
+        self.tail: list[tuple[CallStack, float]] = []  # what was seen since the last step that was counted
         self._woken = self._fresh = 0  # times: in all, until the first step
-        self._lock = threading.Lock()
         self._done = False
 
     def run(self) -> None:
@@ -205,9 +204,8 @@ class Sampler(threading.Thread):
                     break
                 now = time.perf_counter()
                 if not self.paused:
-                    stack = self._look()
-                    with self._lock:
-                        self._tail.append((stack, now - last))
+                    look = self._look(), now - last
+                    self.tail.append(look)
                 last = now
                 self.tick(now)
                 self._woken += 1
@@ -252,34 +250,17 @@ class Sampler(threading.Thread):
 
     def end_step(self) -> list[CallStack]:
         """Count what was seen since the step before, and return it."""
-        if not self._tail:
-            return []
-        with self._lock:
-            for stack, seconds in self._tail:
-                self.seen[stack] += seconds
-            self.looks += len(self._tail)
-            looks = [stack for stack, _ in self._tail]
-            self._tail.clear()
-        return looks
-
-    @property
-    def late(self) -> list[tuple[CallStack, float]]:
-        """What was seen since the last step that was counted, with its seconds."""
-        with self._lock:
-            return list(self._tail)
-
-    def forget(self) -> None:
-        """Drop what was seen since the last step."""
-        with self._lock:
-            self._tail.clear()
+        tail, self.tail = self.tail, []  # a look that is added just now counts for this step
+        for stack, seconds in tail:
+            self.seen[stack] += seconds
+        self.looks += len(tail)
+        return [stack for stack, _ in tail]
 
     def restart(self) -> None:
         """Drop all that was seen."""
-        with self._lock:
-            self.seen.clear()
-            self._tail.clear()
-            self.others.clear()
-            self.looks = 0
+        self.seen.clear()
+        self.others.clear()
+        self.tail, self.looks = [], 0
         self._fresh = self._woken
 
     def stop(self) -> None:

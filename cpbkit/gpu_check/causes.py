@@ -201,16 +201,12 @@ def _find_python(seen: Seen) -> Iterator[Cause]:
 
 
 def _find_taken_apart(seen: Seen) -> Iterator[Cause]:
-    if _is_taken_apart(seen) and not _is_over_pairs(seen):
-        taken = seen.taken[0]
+    taken = seen.taken
+    if taken and taken.share > TAKES_MUCH and not _is_over_pairs(seen):
         text = f"The batch is taken apart, {taken.rows} rows a step one by one: {taken.share:.0%} of the time"
         cure = "give the model the whole batch: x[i] becomes x, and a sum over samples a mean over the first axis"
         weight = min(1.0, taken.share + seen.share("backward"))  # the backward of every row comes on top
         yield _cause(weight, "SAMPLE_BY_SAMPLE", text, taken.line, "the whole batch", cure)
-
-
-def _is_taken_apart(seen: Seen) -> bool:
-    return bool(seen.taken) and seen.taken[0].share > TAKES_MUCH
 
 
 def _is_over_pairs(seen: Seen) -> bool:

@@ -22,16 +22,9 @@ PASSES = 32  # backward, after which gradients that are still there count as use
 BRANCH = 0.5  # of an optimiser's weights: less may be a single layer with weights of its own
 
 
-class _Mark:
-    """Lives as long as the graph it is tied to."""
-
-    __slots__ = ("__weakref__",)
-
-
 def tie_mark(node, name: str) -> weakref.ref:
     """Tie a mark to a node of a graph; return a weak reference to it, which dies with the node."""
-    mark = _Mark()
-    node.metadata[name] = mark
+    mark = node.metadata[name] = frozenset({name})  # a set can be referred to weakly
     return weakref.ref(mark)
 
 

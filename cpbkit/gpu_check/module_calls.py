@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -90,11 +90,11 @@ class ModuleCalls:
             noted[id(module)] = Called({id(weight): weight.numel() for weight in module.parameters()}, stack.own)
         args = (*args, *frame.f_locals.get("kwargs", {}).values())
         given: Any = args[0] if args else None
-        samples = len(given) if type(given) in (list, tuple) or (_is_tensor(given) and given.dim()) else 0
-        beside = [x for x in tree_leaves(args[1:]) if _is_tensor(x)]
+        samples = len(given) if type(given) in (list, tuple) or (isinstance(given, torch.Tensor) and given.dim()) else 0
+        beside = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
         if stack.root == id(module):
             self._model = stack.own, stack.root
-            self._batch = samples if _is_tensor(given) else 0  # in a list, a sample may be as long
+            self._batch = samples if isinstance(given, torch.Tensor) else 0  # in a list, a sample may be as long
             if graded and all(x.grad_fn is None for x in beside):  # else a state: no sample needs the one before
                 self.models[self._model] += 1
                 self._samples[self._model] += samples
@@ -105,12 +105,8 @@ class ModuleCalls:
     def _note_made(self, module: nn.Module, args, made) -> None:
         if self._model[1] != id(module):
             return
-        tensor = next((x for x in tree_leaves(made) if _is_tensor(x) and x.grad_fn is not None), None)
+        tensor = next((x for x in tree_leaves(made) if isinstance(x, torch.Tensor) and x.grad_fn is not None), None)
         if tensor is not None:
             if tensor.dim() and len(tensor) > 1:
                 self._made_rows[self._model] = len(tensor)
             self._made.append((self._model[0], tie_mark(tensor.grad_fn, "cpbkit call")))
-
-
-def _is_tensor(thing: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(thing, torch.Tensor)

@@ -117,6 +117,11 @@ class Notes:
         return max(self.last - self.first - self.lost, 0.0) if self.steps > 1 else 0.0
 
     @property
+    def passes(self) -> float:
+        """Passes backward a step."""
+        return self.backwards / max(min(self.steps, COUNTED[-1] + 1), 1)
+
+    @property
     def waits(self) -> bool:
         """Whether each step and pass backward is to be noted, until what was begun is known."""
         return self.thrown.waits or self.soundness.zeroing.waits
@@ -183,7 +188,7 @@ class Notes:
             second_graph=self._find_second_graph(),
             retained=self._line(self.retained) if self.retained else None,
             retraced=self.retraced.find(),
-            passes=self.backwards / max(min(self.steps, COUNTED[-1] + 1), 1),
+            passes=self.passes,
             workers=workers,
             starts=starts,
             starts_line=starts_at and self._line(starts_at),
@@ -201,7 +206,7 @@ class Notes:
         What is seen after that one is no part of the training.
         """
         epochs = source.find_loops(found.loop.file, found.loop.start)[:-1] if found.loop else []
-        return self._within(self.sampler.late, epochs)
+        return self._within(list(self.sampler.tail), epochs)
 
     def _within(
         self, looks: Iterable[tuple[CallStack, float]], spans: Collection[source.Span]
@@ -292,8 +297,8 @@ class Notes:
                 python.append(line)
         return tuple(python)
 
-    def _find_taken(self, found: Attribution, counted: Operators, total: float) -> tuple[Taken, ...]:
-        """Return loops that go through the first axis of a batch, and their share of the time."""
+    def _find_taken(self, found: Attribution, counted: Operators, total: float) -> Taken | None:
+        """Return the loop through the first axis of a batch that takes the most time."""
         taken = []
         for (at, length), rows in counted.taken.items():
             line = self._line(at)
@@ -302,7 +307,7 @@ class Notes:
                 continue
             under = self._within(dict(self.sampler.seen).items(), spans[-1:])
             taken.append(Taken(line, rows, sum(seconds for _, seconds in under) / total))
-        return tuple(sorted(taken, key=lambda t: -t.share))
+        return max(taken, key=lambda t: t.share, default=None)
 
     def _find_pairs(self, found: Attribution, counted: Operators) -> Line | None:
         """Return the loop over pairs of a batch that most operators forward are started in."""

@@ -33,7 +33,7 @@ class Seen:
     operators_all: float = NAN  # a step, with those inside nn.LSTM and nn.GRU
     starting_all: float = NAN  # share of the model's time likewise
     float64: float = 0.0  # share of the operators' time
-    taken: tuple[Taken, ...] = ()
+    taken: Taken | None = None
     pairs: Line | None = None  # a loop over the pairs of a batch, in which most operators are started
     dense: tuple[int, tuple[int, int]] | None = None  # rows of the largest embedding, (of which are read, numbers)
     dense_line: Line | None = None  # that makes one

@@ -458,10 +458,6 @@ class Soundness:
             yield Unsound("RATE_GONE", text, cure, r"^(?!.*\b(opt\w*|scaler|o)\.step\().*\.step\(")
 
 
-def _is_nonzero(gradient: torch.Tensor) -> bool:
-    return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).count_nonzero())
-
-
 def _is_layer(module: nn.Module) -> bool:
     """Say whether a module is one of torch's, or made of one."""
     return any(kind.__module__.startswith("torch.nn.") for kind in type(module).__mro__ if kind is not nn.Module)
@@ -472,7 +468,9 @@ def _is_alike(weight: torch.Tensor) -> bool:
 
 
 def _has_gradient(weight: torch.Tensor) -> bool:
-    return weight.grad is not None and _is_nonzero(weight.grad)
+    if weight.grad is None:
+        return False
+    return bool((weight.grad.coalesce().values() if weight.grad.is_sparse else weight.grad).count_nonzero())
 
 
 def _find_labels(loss: torch.Tensor) -> torch.Tensor | None:

@@ -103,7 +103,10 @@ class Watch:
             self.notes.problems.append("operators are still counted: a mode of torch's was entered, and not left")
         self.notes.sampler.stop()
         self._exits.close()
-        self._clear_line()
+        if self._live:
+            self._show("")
+            if not in_notebook():
+                sys.stderr.write("\r")
         try:
             self._result = self._add_up()
         except Exception as failure:  # a mistake in here must not cost a person the end of a training
@@ -213,7 +216,7 @@ class Watch:
             if optimizer is not notes.main:
                 notes.soundness.note_other(optimizer)
             else:
-                self._note_step(time.perf_counter(), frame, optimizer)
+                self._note_step(frame, optimizer)
                 self._settle()
 
     def _settle(self) -> None:
@@ -221,7 +224,8 @@ class Watch:
         notes = self.notes
         busy = self._due or self._mark_due or notes.waits or notes.steps <= COUNTED[-1]
         self._uneventful = None if busy else self if notes.by_hand else notes.main
-        self._attend(busy or notes.by_hand)
+        # Of several passes a step the first would be the one that is noted, after a while without.
+        self._attend(busy or notes.by_hand or notes.passes > 1 or len(notes.optimizers) > 1)
 
     def _attend(self, attends: bool) -> None:
         """Note passes backward, or let them go by: a call in between is 0.5 % of a step of 0.2 ms."""
@@ -260,7 +264,7 @@ class Watch:
             self._thread = notes.sampler.watched = get_ident()
         return get_ident() == self._thread
 
-    def _note_step(self, now: float, frame: FrameType, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def _note_step(self, frame: FrameType, optimizer: torch.optim.Optimizer | None = None) -> None:
         notes = self.notes
         notes.steps += 1
         self._due = False
@@ -268,7 +272,7 @@ class Watch:
         if self._count is not None:
             self._stop_counting()
         if notes.steps == 1:
-            notes.first, self._cpu_first = now, time.thread_time()
+            notes.first, self._cpu_first = time.perf_counter(), time.thread_time()
             notes.sampler.restart()
         notes.last, notes.timed = time.perf_counter(), notes.steps
         if seen:  # to ask for it after every step would cost a small one 1 % of its time
@@ -304,8 +308,7 @@ class Watch:
             return  # a mode of the person's is on top: at the next step perhaps
         notes.counted += [self._count] if whole else []
         self._count = None
-        notes.sampler.forget()
-        notes.sampler.paused = False
+        notes.sampler.tail, notes.sampler.paused = [], False
         notes.lost += time.perf_counter() - self._began
         self._cpu_lost += time.thread_time() - self._cpu_began
 
@@ -357,7 +360,7 @@ class Watch:
                 if due and notes.main is not None and not is_capturing():
                     notes.soundness.note_end(notes.main)
                 if notes.by_hand:
-                    self._note_step(time.perf_counter(), frame)
+                    self._note_step(frame)
                     self._settle()
         return out
 
@@ -461,12 +464,6 @@ class Watch:
         text = " · ".join(parts)
         self._show(text)
         self._shown = now + 200 * (time.perf_counter() - now)  # so that it takes at most half a percent
-
-    def _clear_line(self) -> None:
-        if self._live:
-            self._show("")
-            if not in_notebook():
-                sys.stderr.write("\r")
 
     def _show(self, text: str) -> None:
         """Put a text in the place of the last one; a notebook would show what stands on the error stream in red."""
