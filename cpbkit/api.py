@@ -1,7 +1,6 @@
 """The front door: start a run or open one, look at what it found, use its models."""
 
 import html
-import itertools
 import json
 import logging
 import os
@@ -30,16 +29,15 @@ from cpbkit.evaluation.results import MADE_UP, ResultLine, is_synthetic
 from cpbkit.evaluation.training_checks import check_results, tell_unsound
 from cpbkit.evaluation.verdicts import (
     Verdict,
-    advise,
     headline,
     judgements,
     meanings,
     seed_spread,
     skill_by_horizon,
     table_text,
+    tell_too_few,
     tell_unbelievable,
     verdict_table,
-    verdicts,
 )
 from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder, tell_stopped
@@ -49,6 +47,7 @@ from cpbkit.windows.series import Series, Table, data_sha256, to_series
 from cpbkit.windows.splits import folds, split
 
 if TYPE_CHECKING:  # torch takes seconds to load, and a run can be looked at without it
+    from cpbkit.evaluation.backtest import Forecaster
     from cpbkit.runs.trained import Forecast, TrainedModel
 
 log = logging.getLogger(__name__)
@@ -127,14 +126,12 @@ class Run:
         if not results:
             raise RunError(f"{self.folder} has no finished series yet, of {len(self.series)}")
         by_head = judgements(results)
-        said = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
         losses, missing = gather([line.series for line in results if line.test], self._folder.losses)
         together = {head: pool(parts) for head, parts in losses.items()}
-        said |= say_all(losses, together)
-        said |= {f"{head}, advice": advice for head, group in by_head.items() if (advice := advise(group, head))}
-        said |= say_quantiles(results)
+        said = say_all(results, by_head, losses, together) | say_quantiles(results)
         trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
-        trouble += filter(None, [tell_stopped(results), tell_unsound(results), tell_unbelievable(results, by_head)])
+        told = tell_stopped(results), tell_unsound(results), tell_unbelievable(results, by_head), tell_too_few(by_head)
+        trouble += filter(None, told)
         if missing:
             trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
         return Verdicts(verdict_table(by_head), said, results, together, tuple(trouble))
@@ -281,7 +278,8 @@ class Run:
         """Return a menu of the losses of all models, which begins with `series`, or the first."""
         from cpbkit.views.live import browse
 
-        return browse(self.results, series)
+        order = self.series
+        return browse(sorted(self.results, key=lambda line: order.index(line.series)), series)
 
     def forecast(
         self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
@@ -390,8 +388,14 @@ class Comparison:
         return found | {"notes": list(self.notes)}
 
     def __str__(self) -> str:
-        shown = [self.seeds, self.runs, self.pairs, self.best.reindex(columns=BEST) if len(self.best) else self.best]
-        tables = [table.to_string(index=False, float_format="{:.3f}".format) for table in shown if len(table)]
+        shown = {
+            "Of runs that differ in their seed alone:": self.seeds,
+            "Each run against the best naive forecast, over all series at once:": self.runs,
+            "Each pair of runs, the skill of the first against the other:": self.pairs,
+            "For each series the run of the least validation loss:": self.best.reindex(columns=BEST),
+        }
+        form = {"float_format": "{:.3f}".format, "formatters": {"p": lambda p: "< 0.001" if p < 0.0005 else f"{p:.3f}"}}
+        tables = [f"{title}\n{table.to_string(index=False, **form)}" for title, table in shown.items() if len(table)]
         heads = [] if self.best.empty else [f"By validation: {line}" for line in self._headlines()]
         return "\n\n".join([*tables, *heads, *self.notes])
 
@@ -427,47 +431,60 @@ class Retraining:
     data: Klines | Trace | Table
 
     @stoppable()
-    def audit(self, placebos: int = 20, tell: Callable[[str], None] = lambda text: None) -> pd.DataFrame:
+    def audit(self, placebos: int = 20, tell: Callable[[str], None] | None = None) -> pd.DataFrame:
         """Look for leaks: a row per check, with its verdict and the evidence.
 
-        placebos: how many are judged. tell: hears which training begins.
+        placebos: how many are judged. tell: hears which training is at work and the time left, each second; by default
+        a notebook or a terminal shows it.
         """
         from cpbkit.evaluation import leakage
-        from cpbkit.evaluation.backtest import refit
+        from cpbkit.views.live import Countdown
 
-        one, trainings = self.experiment, itertools.count(1)
-        forecaster = refit(one)
-
-        def told(*given):
-            tell(f"auditing {self.series}: training {next(trainings)} of {placebos + 6}")
-            return forecaster(*given)
-
-        found = leakage.audit(self.data, one.task, told, model=one.model.name, placebos=placebos)
-        return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
+        one = self.experiment
+        with Countdown(f"auditing {self.series}: training", placebos + 7, tell) as begin:
+            forecaster = self._refit(one, begin)
+            found = leakage.audit(self.data, one.task, forecaster, model=one.model.name, placebos=placebos)
+            begin("one batch")
+            return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
 
     @stoppable()
     def plot(self, ahead: int = 1, windows: int = 160):
         """Return the picture of its forecasts `ahead` bars beside the truth, over the last windows of the test."""
-        from cpbkit.evaluation.backtest import refit
+        from cpbkit.views.live import Countdown
         from cpbkit.views.verdict import forecast_figure
 
         columns, task = self._columns(), self.experiment.task
         splits = split(columns, task)
-        forecasts = refit(self.experiment)(columns, task, splits)
+        with Countdown(f"{self.series}: training", 1) as begin:
+            forecasts = self._refit(self.experiment, begin)(columns, task, splits)
         return forecast_figure(columns, splits.test, forecasts, ahead, windows)
 
     @stoppable()
     def seeds(self, count: int = 3, refits: int = 3) -> pd.DataFrame:
         """Say what luck does to its skill: other seeds, each over `refits` test periods with a refit before each."""
-        from cpbkit.evaluation.backtest import judge_folds, refit
+        from cpbkit.evaluation.backtest import judge_folds
+        from cpbkit.views.live import Countdown
 
         columns, parts = self._columns(), folds(vary(self.experiment, folds=refits).task, refits)
         found = []
-        for seed in range(count):
-            one = vary(self.experiment, seed=seed)
-            judged = judge_folds(columns, parts, refit(one), one.model.name)
-            found.append({head: {self.series: judgement} for head, judgement in judged.items()})
+        with Countdown(f"{self.series}: training", count * len(parts)) as begin:
+            for seed in range(count):
+                one = vary(self.experiment, seed=seed)
+                judged = judge_folds(columns, parts, self._refit(one, begin), one.model.name)
+                found.append({head: {self.series: judgement} for head, judgement in judged.items()})
         return seed_spread(found)
+
+    def _refit(self, experiment: Experiment, begin: Callable[[], None]) -> "Forecaster":
+        """Return what trains anew on each piece it is handed, and says of each training that it begins."""
+        from cpbkit.evaluation.backtest import refit
+
+        forecaster = refit(experiment)
+
+        def told(*given):
+            begin()
+            return forecaster(*given)
+
+        return told
 
     def _columns(self) -> Series:
         return to_series(self.data, self.experiment.task)

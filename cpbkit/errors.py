@@ -31,7 +31,9 @@ def stoppable(then: str = "run the same again, it begins anew") -> Iterator[None
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {then}") from None
+        stopped = KeyboardInterrupt(f"stopped; {then}")  # no class of its own: Python ends a program by the exact one
+        stopped._render_traceback_ = lambda: [str(stopped)]  # type: ignore[attr-defined]  # what a notebook shows
+        raise stopped from None
 
 
 class DataError(CpbkitError):

@@ -19,6 +19,7 @@ from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError, DataError, RunError, SourceError, UnknownName
 from cpbkit.evaluation.results import MADE_UP, ResultLine
 from cpbkit.models import zoo
+from cpbkit.runs import trained
 from cpbkit.runs.settle import settle
 from cpbkit.training.loop import forecast
 from cpbkit.windows.series import from_klines
@@ -104,7 +105,7 @@ def test_the_interval_lies_around_the_forecast_and_says_what_it_held(run, bars):
         frame = found.frame
         assert np.log(frame[f"{target}_high"] / frame[target]).to_numpy() == pytest.approx(half[:, k])
         assert np.log(frame[target] / frame[f"{target}_low"]).to_numpy() == pytest.approx(half[:, k])
-    assert "90% interval" in str(found) and found.verdict.split(":")[0] in str(found)
+    assert "90 % interval" in str(found) and found.verdict.split(":")[0] in str(found)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,12 @@ def test_one_series_that_does_not_fit_stops_no_other(run, bars, monkeypatch, cap
     monkeypatch.setattr("cpbkit.runs.trained.newest_bars", lambda models, now: bars)
     with pytest.raises(DataError, match="its newest bar is of 2025-01-31 23:00 UTC; is it still traded"):
         run.forecast(now=LATER)
-    assert set(run.forecast(now=pd.Timestamp("2025-02-01 00:05", tz="UTC"))) == set(NAMES)
+    wanted = run.forecast(now=pd.Timestamp("2025-02-01 00:05", tz="UTC"))
+    assert set(wanted) == set(NAMES)
+    for same in ("2025-02-01 00:05", pd.Timestamp("2025-02-01 01:05+01:00")):
+        assert run.forecast(now=same)[NAMES[0]].last_bar == wanted[NAMES[0]].last_bar
+    with pytest.raises(DataError, match="now must be a time, such as 2025-05-31 12:00; got 'soon'"):
+        run.forecast(now="soon")
 
 
 def test_bars_may_have_their_times_in_a_column_as_in_a_file_of_the_cache(run, bars):
@@ -332,12 +338,40 @@ def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
         and told.last["load"] == table["load"].iloc[-1]
     )
     assert run.report(tmp_path / "out.html") and "grid" in (tmp_path / "out.html").read_text()
-    with pytest.raises(DataError, match="give its newest rows as a frame"):
-        run["grid"].forecast("grid.csv")
+    with pytest.raises(DataError, match="give its newest rows as a frame or a file"):
+        run["grid"].forecast(7)
+    holed = table.copy()
+    holed.iloc[300, 0] = np.nan  # long before what the model sees
+    holed.to_csv(tmp_path / "grid.csv")
+    pd.testing.assert_frame_equal(run["grid"].forecast(tmp_path / "grid.csv").frame, told.frame)
+    told_at = terminal("forecast", run.folder, "--bars", tmp_path / "grid.csv")
+    assert told_at.exit_code == 0 and "grid, from the bar of 2025-02-01 05:30 UTC" in told_at.output
+    holed.iloc[-3, 0] = np.nan
+    with pytest.raises(DataError, match="every value must be finite; grid has others in 2 of"):
+        run["grid"].forecast(holed)
     asked = terminal("forecast", run.folder)
     assert asked.exit_code == 1 and "the bars of grid were given as frames" in asked.output
     with pytest.raises(UnknownName, match="column"):
         cpb.sweep("quick", data={"grid": table}, targets=["lod"], folder=tmp_path / "other", quiet=True)
+
+
+def test_times_of_rows_shorter_than_a_minute_have_their_seconds():
+    times = pd.date_range("2025-01-01 00:13:20", periods=3, freq="200ms", tz="UTC")
+    told = trained.Forecast("link", pd.DataFrame({"rate": [1.0, 2.0]}, times[1:]), times[0], {"rate": 1.0}, None, None)
+    assert "from the bar of 2025-01-01 00:13:20.000 UTC" in str(told)
+    assert [bar["time"] for bar in told.to_dict()["bars"]] == ["2025-01-01T00:13:20.200", "2025-01-01T00:13:20.400"]
+
+
+def test_an_interval_may_be_written_otherwise():
+    for written in ("15min", ["15m"], [15]):
+        assert settle("quick", {"intervals": written}, None).experiment.data.intervals == ("15m",)
+
+
+def test_of_bars_of_a_time_long_over_those_are_seen_that_were_closed_then(bars):
+    now = pd.Timestamp("2025-02-01 00:30", tz="UTC")
+    seen = trained._until(now, bars[NAMES[0]])
+    assert seen.frame.index[-1] == pd.Timestamp("2025-01-31 23:00", tz="UTC")
+    assert trained._until(LATER, bars[NAMES[0]]) is bars[NAMES[0]]
 
 
 def test_the_same_settings_find_a_run_and_others_do_not(tmp_path):

@@ -545,6 +545,8 @@ def test_a_table_of_ones_own_is_trained_on(tmp_path):
     assert f"{told['errors']['mse']:.4f}" in shown.output and "town: persistence, 24 rows in, 6 out" in shown.output
     ours = [*wish[:2], "--model", "nlinear", *wish[4:], "--epochs", "1", "--set", "steps=3"]
     told, shown = json.loads(run(*ours, "--json").stdout), run(*ours).output
+    words = {row["head"]: row["verdict"] for row in told["verdicts"]}
+    assert words.keys() == {"load", "heat"} and all(f"{head}: {word}: " in shown for head, word in words.items())
     errors = (told[who][error] for who in ("errors", "persistence") for error in ("mse", "mae"))
     assert re.search(r"all columns +" + " +".join(f"{error:.4f}" for error in errors), shown)
     twice = run(*wish, "--epochs", "3", "--set", "epochs=4")
@@ -668,7 +670,7 @@ def test_an_audit_that_finds_a_leak_fails(audited, word, code):
     audited[0].append(word)
     wish = ["audit", "--source", "synthetic", "--start", "2025-01-01", "--end", "2025-01-05", "--epochs", "1"]
     shown, told = run(*wish), json.loads(run(*wish, "--json").stdout)
-    assert shown.exit_code == code and "`rsi` of row 7 changes" in shown.output
+    assert shown.exit_code == code and f"{word:5} future: `rsi` of row 7 changes\n" in shown.output
     first, second = told["BTCUSDT_1h"]
     assert first == {"check": "future", "verdict": word, "evidence": "`rsi` of row 7 changes"}
     assert second["check"] == "overfit one batch"

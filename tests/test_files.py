@@ -375,6 +375,21 @@ def test_seconds_since_1970_are_times_by_name_only(tmp_path):
     assert isinstance(table(tmp_path, content.format("packets")).index, pd.RangeIndex)
 
 
+def test_commas_before_three_digits_are_decimals_where_each_number_has_one(tmp_path):
+    told = "day;load;flats\n01.01.2025 00:00;50,586;1,200\n01.01.2025 01:00;0,240;900\n01.01.2025 02:00;56,407;1,100\n"
+    found = table(tmp_path, told.replace(";900", ";0,900"))
+    assert found["load"].tolist() == [50.586, 0.24, 56.407] and found["flats"].tolist() == [1.2, 0.9, 1.1]
+    thousands = "day;load\n01.01.2025 00:00;1,586\n01.01.2025 01:00;900\n"
+    with pytest.raises(DataError, match="needs at least one column of numbers"):
+        table(tmp_path, thousands)
+
+
+def test_rows_that_repeat_another_are_left_out_with_a_word(tmp_path, caplog):
+    first, *rest = LOAD.splitlines(keepends=True)
+    assert len(table(tmp_path, "".join([first, *rest, rest[0]]))) == len(rest)
+    assert "rows left out that repeat another: 1" in caplog.text
+
+
 @pytest.mark.parametrize(
     "content, arguments, error, message",
     [

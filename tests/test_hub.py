@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -88,6 +89,42 @@ def test_what_is_published_says_what_may_be_said_and_holds_no_bars_or_paths(run,
     assert not json.loads((out / "results.jsonl").read_text().splitlines()[0])["curve"]
     with pytest.raises(HubError, match="must be a new or an empty folder"):
         write_repository(run.folder, "me/forty", out)
+
+
+def front_of(card):
+    """Return what the Hub reads of a card, and the text below."""
+    _, front, text = card.split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def test_a_card_says_all_that_the_verdicts_say_and_what_its_words_mean(run, tmp_path):
+    """Its skill was that of another formula, by which a model of a greater RMSE could not be better."""
+    front, text = front_of((write_repository(run.folder, "me/forty", tmp_path / "look") / "README.md").read_text())
+    told = run.verdicts()
+    assert all(f"- {line}\n" in text for line in told.headlines) and "price, all 2 series at once: " in text
+    assert "1 - RMSE" not in text and "squared error over the variance known when the forecast was made" in text
+    assert "A head is a target, or a group of targets, that is judged together" in text
+    header, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert [row[header.index("p")] for row in rows] == [f"{p:.3f}" for p in told.table["p"]]
+    assert [entry["dataset"]["name"] for entry in front["model-index"][0]["results"]] == list(told.table["series"])
+
+
+def test_a_model_index_has_an_entry_a_series_and_in_it_a_metric_a_head(tmp_path):
+    index = pd.date_range("2024-01-01", periods=600, freq="1h", tz="UTC")
+    walk = np.random.default_rng(0).standard_normal((600, 4)).cumsum(axis=0)
+    tables = {f"plant{k}": pd.DataFrame(walk[:, 2 * k : 2 * k + 2], index, ["load", "heat"]) for k in range(2)}
+    run = cpb.sweep("quick", data=tables, folder=tmp_path / "run", **SMALL)
+    out = write_repository(run.folder, "me/plants", tmp_path / "look")
+    front, text = front_of((out / "README.md").read_text())
+    entries, table = front["model-index"][0]["results"], run.verdicts().to_frame().set_index(["series", "head"])
+    assert {entry["dataset"]["name"] for entry in entries} == set(tables) and len(entries) == 2
+    for entry in entries:
+        values = {metric["name"].partition(" (")[0]: metric["value"] for metric in entry["metrics"]}
+        rmse = table["rmse"][entry["dataset"]["name"]]
+        assert values == {f"RMSE of the {head}": pytest.approx(rmse[head], abs=1e-6) for head in ("load", "heat")}
+    days = run.results[0].dates["test"]
+    assert entries[0]["dataset"]["args"] == {"start": days[0], "end": days[1]}
+    assert "of\nown tables." in text and "table spot" not in text and entries[0]["dataset"]["type"] == "table"
 
 
 def test_synthetic_data_and_own_code_are_refused(tmp_path, hub, bars, monkeypatch):

@@ -12,10 +12,15 @@ import IPython
 import pytest
 from test_views import EXPERIMENT, made_up_monitor, made_up_results
 
-from cpbkit.errors import UnknownName
+from cpbkit.api import Retraining
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.data.load import load_klines
+from cpbkit.errors import UnknownName, stoppable
 from cpbkit.evaluation.results import Running
 from cpbkit.quantities import Standing
-from cpbkit.views.live import Notebook, Terminal, browse, in_notebook, live, sentence
+from cpbkit.views.controls import Controls
+from cpbkit.views.live import Countdown, Notebook, Terminal, browse, in_notebook, live, sentence
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.panels import SweepPicture
 
@@ -278,6 +283,38 @@ def test_a_notebook_whose_cell_ends_early_says_so(kernel, monkeypatch):
     assert len(kernel.said()) == count  # the thread is gone
 
 
+def test_a_notebook_whose_cell_ends_before_any_training_shows_nothing(kernel):
+    """As after a name that is not known: a view of epochs that never were reads as a run that stopped."""
+    view = Notebook(EXPERIMENT)
+    view(State(share=0.0, seconds_left=None))
+    assert "stopped here" not in kernel.said()[-1] and "waiting" in kernel.drawn()[0]
+    kernel.end_cell()
+    assert [states[-1][1] for states in kernel.displays] == [{"text/plain": ""}, {"text/plain": ""}]
+
+
+def test_line_and_picture_of_a_notebook_count_the_same(kernel, monkeypatch):
+    """Five models that end at once, between two pictures and within a fifth of a second of the word before."""
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    view = Notebook(EXPERIMENT, clock=Clock())
+    view(State(results=made_up_results()[:3], share=0.1))
+    view(State(results=made_up_results()[:8], share=0.25))
+    wait_until(lambda: kernel.said()[-1].startswith("8 of 40 done  ·  25 %"))
+    wait_until(lambda: "  ·  32 waiting" in kernel.drawn()[-1])
+    time.sleep(0.2)
+    assert len(kernel.drawn()) == 2  # and no more than that: nothing else has changed
+
+
+def test_the_time_left_of_a_notebook_counts_from_when_it_was_estimated(kernel, monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    monkeypatch.setattr("cpbkit.views.live.LINE_PERIOD", 60.0)
+    clock = Clock()
+    view = Notebook(EXPERIMENT, clock=clock)
+    view(State())
+    clock.now += 50
+    view(State(seconds_left=30.0))  # too early for another estimate
+    wait_until(lambda: "  ·  1 m 02 s left" in kernel.said()[-1])
+
+
 def test_a_state_is_not_read_while_the_sweep_changes_it(kernel, monkeypatch):
     monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
     monkeypatch.setattr("cpbkit.views.live.PERIOD", 0.0)
@@ -330,6 +367,96 @@ def test_a_notebook_has_buttons_while_it_runs(kernel, monkeypatch):
     assert len(picture) == drawn
     kernel.end_cell()
     assert len(picture) == drawn + 1 and controls[-1][1] == {"text/plain": ""}
+
+
+def test_the_menu_has_a_name_and_chooses_nothing_by_itself(kernel):
+    asked = []
+    controls = Controls(lambda *series, after_epoch=False: asked.append(series), ())
+    _, menu, one, _ = controls._box.children
+    assert menu.description == "model" and menu.disabled and one.disabled
+    controls.offer(["BTCUSDT_1h", "ETHUSDT_1h"])
+    assert not (menu.disabled or one.disabled) and menu.value is None
+    one.click()
+    assert controls.asked == "no model is chosen: the menu names those that train" and not asked
+    menu.value = "ETHUSDT_1h"
+    controls.offer(["ETHUSDT_1h", "BNBUSDT_1h"])
+    assert menu.value == "ETHUSDT_1h"
+    controls.offer(["BNBUSDT_1h"])
+    assert menu.value is None, "a press would end another one than was meant"
+    controls.offer([])
+    assert menu.disabled and one.disabled
+
+
+def run_three(clock, **given):
+    with Countdown("auditing BTC: training", 3, clock=clock, **given) as begin:
+        for name in ("", "", "one batch"):
+            begin(name)
+            clock.now += 4
+
+
+def test_a_countdown_says_what_is_at_work_and_the_time_left():
+    said = []
+    run_three(Clock(), tell=said.append)
+    assert said == [
+        "auditing BTC: training 1 of 3, 0 s elapsed",
+        "auditing BTC: training 2 of 3, 8 s left, 4 s elapsed",
+        "auditing BTC: training 3 of 3: one batch, 4 s left, 8 s elapsed",
+        "auditing BTC: training 3 of 3, done, 12 s elapsed",
+    ]
+
+
+def test_a_countdown_goes_on_while_one_lasts(monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.BEAT", 0.02)
+    said, clock = [], Clock()
+    with pytest.raises(ZeroDivisionError), Countdown("loop", 3, said.append, clock) as begin:
+        for _ in range(2):
+            begin()
+            clock.now += 4
+        wait_until(lambda: said[-1] == "loop 2 of 3, 4 s left, 8 s elapsed")
+        clock.now += 5  # more than was expected: then there is no time left to tell
+        wait_until(lambda: said[-1] == "loop 2 of 3, 13 s elapsed")
+        raise ZeroDivisionError
+    assert said[-1] == "loop 2 of 3, stopped, 13 s elapsed"
+    count = len(said)
+    time.sleep(0.2)
+    assert len(said) == count  # the thread is gone
+
+
+def test_a_countdown_fits_the_place(kernel, monkeypatch, capsys):
+    monkeypatch.setattr("cpbkit.views.live.in_notebook", lambda: False)
+    run_three(Clock())
+    assert capsys.readouterr() == ("", "") and not kernel.displays  # a file keeps none of it
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    run_three(Clock())
+    *before, last = screen.getvalue().split("\r")
+    assert len(before) == 4 and last == "auditing BTC: training 3 of 3, done, 12 s elapsed".ljust(59) + "\n"
+    monkeypatch.setattr("cpbkit.views.live.in_notebook", lambda: True)
+    run_three(Clock())
+    assert kernel.said()[2] == "auditing BTC: training 2 of 3  ·  8 s left  ·  4 s elapsed"
+    assert 'style="width:100.0%"' in kernel.displays[0][-1][1]["text/html"]
+
+
+def test_each_question_of_a_retraining_says_how_far_it_is(kernel, monkeypatch):
+    monkeypatch.setattr("cpbkit.views.live.in_notebook", lambda: True)
+    days = {"source": "synthetic", "start": "2025-01-01", "end": "2025-03-31"}
+    one = vary(PRESETS["ridge_ar"], **days, symbols=("BTCUSDT",), intervals=("1h",), context=8, horizon=2)
+    again = Retraining("BTCUSDT_1h", one, load_klines(one)["BTCUSDT_1h"])
+    again.audit(placebos=2)
+    again.plot()
+    again.seeds(count=2, refits=2)
+    for states, what, total in zip(kernel.displays, ("auditing ", "", ""), (9, 1, 4), strict=True):
+        said = [bundle["text/plain"] for _, bundle in states]
+        assert said[0] == f"{what}BTCUSDT_1h: training"
+        assert said[-1].startswith(f"{what}BTCUSDT_1h: training {total} of {total}  ·  done  ·  ")
+        assert all(any(f"training {n} of {total}" in line for line in said) for n in range(1, total + 1))
+
+
+def test_an_interrupt_is_one_line_in_a_notebook_and_an_interrupt_elsewhere():
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped; go on$") as told, stoppable("go on"):
+        raise KeyboardInterrupt
+    assert type(told.value) is KeyboardInterrupt  # by which Python ends a program as the shell expects
+    assert told.value._render_traceback_() == ["stopped; go on"]
 
 
 def wait_until(condition):

@@ -42,6 +42,7 @@ class Page:
     def run(self, code, act=None, when=lambda shown: False, until=lambda shown: False):
         """Run a cell, `act` once it has shown `when`, and return what it showed until it ended, or `until`."""
         shown = SimpleNamespace(states={}, texts="", errors=[], parents=set(), widgets={}, id=self.client.execute(code))
+        shown.tracebacks, shown.red = [], ""
         deadline = time.monotonic() + LONGEST
         while not until(shown):
             message = self.client.get_iopub_msg(timeout=max(0, deadline - time.monotonic()))
@@ -50,13 +51,15 @@ class Page:
                 break
             if kind == "stream":
                 shown.texts += content["text"]
+                shown.red += content["text"] if content["name"] == "stderr" else ""
             elif kind == "error":
                 shown.errors.append(content["ename"])
+                shown.tracebacks.append(content["traceback"])
             elif kind == "comm_open":
                 shown.widgets[content["data"]["state"].get("description")] = content["comm_id"]
             elif kind in ("display_data", "update_display_data"):
                 shown.parents.add(parent)
-                states = shown.states.setdefault(content["transient"]["display_id"], [])
+                states = shown.states.setdefault(content["transient"].get("display_id", len(shown.states)), [])
                 assert bool(states) == (kind == "update_display_data")
                 states.append((time.monotonic(), content["data"]))
             if act and when(shown):
@@ -144,6 +147,30 @@ def test_the_heartbeat_lands_in_its_cell_while_a_subshell_runs_another(page):
     assert shown.texts == "beside\n" and not shown.errors
     assert len(lines(shown)) >= 10 and re.search(r"nothing new for [1-4] s", lines(shown)[-2])
     assert shown.parents == {shown.id}
+
+
+@pytest.mark.slow
+def test_a_mistyped_name_is_an_error_and_no_run(page, tmp_path):
+    """An interrupt of a run is one line, and what is only information is not red."""
+    page.run("import cpbkit as cpb; days = {'source': 'synthetic', 'start': '2025-01-01', 'end': '2025-01-31'}")
+    page.run("import torch\ndef flat(task, model):\n    return torch.nn.Flatten()")
+    for wrong in ("symbols=['no coin']", "features=('close_return', 'rsii')", "name=flat"):
+        shown = page.run(f"cpb.sweep('quick', **days, {wrong}, executor='local')")
+        left = [states[-1][1] for states in shown.states.values()]
+        assert shown.errors and left == [{"text/plain": ""}] * len(left), wrong
+        assert not list((tmp_path / "runs").glob("*")), wrong
+    page.run("from cpbkit.views import live; live.BEAT = 0.1")
+    begun = page.run(
+        "cpb.sweep('quick', **days, symbols=['BTC'], intervals=['1h'], epochs=10**6, patience=10**6, executor='local')",
+        act=lambda: page.manager.interrupt_kernel(),
+        when=lambda shown: re.search(">epoch [1-9]", str(shown.states)),
+    )
+    assert begun.errors == ["KeyboardInterrupt"]
+    assert begun.tracebacks == [["stopped; the same call goes on from what is done"]]
+    assert "stopped here; the same cell goes on from what is done" in str(begun.states)
+    assert len(list((tmp_path / "runs").glob("*"))) == 1
+    told = page.run("cpb.window('quick', source='synthetic', symbols=['BTC'], intervals=['1d']); None")
+    assert not told.red and "No days were given" in str(told.states)
 
 
 LISTEN = """

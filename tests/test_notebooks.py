@@ -283,6 +283,7 @@ def desk(tmp_path_factory):
         for seed, symbol in enumerate(("BTCUSDT", "ETHUSDT")):
             rows = make_rows("1h", "2025-01-01", "2025-01-26", seed=seed)
             server.rows["spot", symbol, "1h"] = rows + make_rows("1h", month, hour, seed=seed)
+            server.rows["spot", symbol.replace("USDT", "USDC"), "1h"] = rows  # of which a mirror has none of today
         settings = {"CPBKIT_ARCHIVE_URL": server.url, "CPBKIT_REST_URL": server.rest_url, "HF_ENDPOINT": address}
         settings |= {"CPBKIT_CACHE": folder / "cache", "HF_HOME": folder / "hub", "HF_HUB_DISABLE_XET": "1"}
         settings |= {"HF_TOKEN": "hf_loopback", "PYTHONWARNINGS": "error::DeprecationWarning:cpbkit"}
@@ -338,6 +339,31 @@ def test_it_runs_on_a_cpu(path, desk):
     through.add(path.stem)
     if path.stem == "06_publish":
         assert hub.repos["model", "me/forty"]["private"] and hub.repos["dataset", "me/forty-record"]["private"]
+
+
+# What the first cell of parameters offers, or a mirror may do: the cells that need more say so, and the next ones run.
+ENDS_IN_2025 = """
+symbols, intervals = ("BTCUSDC",), ("1h",)
+start, end, epochs = "2025-01-01", "2025-01-24", 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stem, parameters, said",
+    [
+        ("06_publish", ONE_RUN + "source, until = 'synthetic', ''\n", "synthetic data cannot be published"),
+        ("06_publish", ENDS_IN_2025 + "until = ''\n", "0 series are forecast."),
+        ("04_sweep", ENDS_IN_2025, "1 of 1 series are not available"),
+    ],
+)
+def test_a_cell_that_cannot_do_its_part_says_so_and_the_next_ones_run(desk, stem, parameters, said):
+    _, kernel, _, _ = desk
+    notebook = with_parameters(ROOT / "notebooks" / f"{stem}.ipynb", parameters)
+    execute(notebook, kernel)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"] and notebook.cells[-1].outputs
+    assert re.search(said, "".join(output.get("text", "") for output in outputs))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import terminal
 
@@ -13,6 +14,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import metrics, pooled, verdicts
 from cpbkit.evaluation.pooled import Losses
+from cpbkit.windows.series import from_table
 
 
 def losses(gain=0.0, windows=300, seed=0, common=None, step=3600, horizon=1, begin=0):
@@ -144,6 +146,19 @@ def test_runs_on_other_windows_are_not_compared():
         pooled.compare_runs({"a": {"BTC": one}, "b": {"ETH": one}})
 
 
+def test_runs_of_bars_shorter_than_a_second_are_compared():
+    begin = 1_735_689_600.0  # such times have fractions of a second, which are not exact
+    good = losses(0.4, step=0.2, horizon=3, begin=begin)
+    poor = dataclasses.replace(good, model=good.baselines["persistence"])
+    good, poor = (pooled.from_bytes(pooled.to_bytes({"link": one}))["link"] for one in (good, poor))
+    table = pooled.compare_runs({"a": {"link": good}, "b": {"link": poor}})
+    assert list(table["times"]) == [300, 300]
+    frame = pd.DataFrame({"rate": np.arange(200.0)}, pd.date_range("2025-01-01", periods=200, freq="200ms"))
+    part = dict.fromkeys(("truth", "forecast"), np.ones((200, 1, 1))) | {"variance": np.ones(200), "baselines": {}}
+    found = pooled.losses_of(from_table("link", frame, ("rate",), ("rate",)), np.arange(200), part)
+    assert len(np.unique(found.times)) == 200
+
+
 def test_no_pair_of_eight_alike_differs_but_by_chance(monkeypatch):
     monkeypatch.setattr(pooled, "DRAWS", 1000)
     found = [(pooled.compare_pairs(runs_of_nothing(seed, 5))["verdict"] == "BEATS").any() for seed in range(40)]
@@ -174,6 +189,7 @@ def test_runs_side_by_side_and_validation_chooses_even_the_worse(tmp_path):
     assert found.pairs[["run", "other", "verdict"]].values.tolist() == [["good", "bad", "BEATS"]]
     (best,) = found.best.to_dict("records")
     assert (best["run"], best["validation"]) == ("bad", 0.6) and best["skill %"] < 0, "chosen by validation, not test"
+    assert "Each pair of runs" in str(found) and "< 0.001" in str(found)
     assert "By validation: 0 of 1 beat" in str(found) and found.plot().png().startswith(b"\x89PNG")
     shown = terminal("compare", good, bad, "--json", "--plot", tmp_path / "a.png")
     assert json.loads(shown.stdout) == found.to_dict() and (tmp_path / "a.png").exists()

@@ -3,6 +3,7 @@
 import errno
 import html
 import html.parser
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_views import EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
+from test_views import BEATS, EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
 
 from cpbkit.config.experiment import to_json, vary
 from cpbkit.errors import CpbkitError, RunError, UnknownName
@@ -240,12 +241,44 @@ def test_a_run_that_is_not_over_says_what_is_missing(tmp_path):
         ({"source": "binance", "market": "um"}, "binance um"),
         ({"source": "files", "files": "my bars"}, "own files"),
         ({"source": "synthetic"}, "the seeded market"),
+        ({"source": "table", "start": "", "end": ""}, "own tables"),
     ],
 )
 def test_the_head_says_whose_bars_they_are(tmp_path, bars, said):
     results = made_up_results(synthetic=bars["source"] == "synthetic")
     folder = write_run(tmp_path / "run", results, vary(EXPERIMENT, **bars), monitor=False)
-    assert f"out · {said} · " in Page(write_report(folder)).text
+    text = Page(write_report(folder)).text
+    assert f"out · {said} · " in text and "… to …" not in text
+
+
+def test_the_head_says_how_all_series_do_at_once_and_what_to_take(tmp_path, recent_run):
+    said = recent_run.verdicts().said
+    path = recent_run.report(tmp_path / "recent.html").path
+    head = Page(path).text.partition("Verdicts Series")[0]
+    assert len(re.findall(r"\. \d+ % of the truth lies inside", path.read_text(encoding="utf-8"))) == 4
+    assert "price, all 4 series at once: " in said["price, all series"] and all(line in head for line in said.values())
+    results = [line for k, line in enumerate(made_up_results()) if k not in (*BEATS, SICK, FAILED)]
+    page = Page(write_report(write_run(tmp_path / "ties", results, monitor=False)))
+    assert "no model of the price is worth its training: take the naive one, persistence" in page.text
+
+
+def test_columns_that_say_nothing_are_left_out(tmp_path):
+    """Of a table, whose columns nobody trades, those of the sign were empty."""
+    results = made_up_results(stop=3)
+    for line in results:
+        line.test["price"] |= {"ic": None, "fee": None, "fee_low": None, "direction": None}
+    path = write_report(write_run(tmp_path / "run", results, monitor=False))
+    page = Page(path)
+    (columns, *rows) = next(table for table in page.tables if table[0][:2] == ["series", "verdict"])
+    assert columns[3:] == ["skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "windows"]
+    assert {len(row) for row in rows} == {len(columns)} and rows[0][6] == "persistence" and rows[0][-1] == "1,200"
+    assert "rank correlation" not in page.text and "the fee" not in page.text.lower()
+
+
+def test_what_only_the_script_can_do_is_said_by_the_script(path):
+    """A page that JupyterLab does not trust runs none, and said how to sort its columns."""
+    still = path.read_text(encoding="utf-8").partition("<script>")[0]
+    assert "sorts by it" not in still and "opens its part" not in still and "<input" not in still
 
 
 def test_a_run_of_sick_models_has_a_report_too(tmp_path):
@@ -310,6 +343,28 @@ def test_ten_thousand_series_fit_into_a_page(tmp_path):
         experiment = vary(EXPERIMENT, symbols=symbols, intervals=("1h",))
         sizes.append(write_report(write_run(tmp_path / str(count), many, experiment, monitor=False)).stat().st_size)
     assert sizes[1] + (10_000 - 600) * (sizes[1] - sizes[0]) / 300 < 8e6
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_word_of_a_panel_is_cut_or_covered(tmp_path, visit, width):
+    """Three heads of too few windows were TOO FEW TOO FEV, and a loss covered the end of a long name."""
+    results = made_up_results(heads=("price", "volatility", "range"))
+    for line in results:
+        for told in line.test.values():
+            told |= {"windows": 63, "skill_low": -99.0, "skill_high": 1.0}
+    results[-1] = replace(made_up_results()[12], series="trace200000_200ms")
+    page = visit(write_report(write_run(tmp_path / "run", results, monitor=False)).as_uri(), width)
+    assert "A column's name sorts by it" in page.locator("#verdicts > .muted").first.inner_text()
+    titles = page.locator(".cpb-panel > :first-child").all()
+    assert len(titles) == 41
+    for title in titles:
+        room, boxes = title.bounding_box(), [part.bounding_box() for part in title.locator("*").all()]
+        assert all(box["x"] + box["width"] <= room["x"] + room["width"] + 1 for box in boxes), title.inner_text()
+        for one, other in itertools.combinations(boxes, 2):
+            apart = one["x"] + one["width"] <= other["x"] + 1 or one["y"] + one["height"] <= other["y"] + 2
+            assert apart, title.inner_text()
+        assert title.locator("b").evaluate("e => e.scrollWidth <= e.clientWidth + 1"), title.inner_text()
 
 
 @pytest.mark.browser

@@ -1,5 +1,6 @@
 """The page of a run: what lies in its files, and what a person sees of it in a browser."""
 
+import html
 import http.server
 import json
 import re
@@ -47,6 +48,18 @@ def test_a_page_holds_the_forecast_the_newest_bars_and_what_the_test_split_did(r
     assert one["ahead"] == [1, 3] and one["truth"][1] == pytest.approx(kept.levels(kept.truth)[:, 1], rel=1e-6)
     assert one["time"][1][0] - one["time"][0][0] == 2 * 900_000
     assert {path.name for path in pages[False].parent.glob("series/*")} == {f"{name}.js" for name in NAMES}
+
+
+def test_a_page_says_of_each_head_what_the_verdicts_say(recent_run, pages, rich):
+    told = html.unescape(pages[False].read_text(encoding="utf-8"))
+    said = recent_run.verdicts().said
+    assert "price, all 4 series at once: " in said["price, all series"]
+    assert all(line in told.partition("<main>")[0] for line in said.values())
+    assert "squared error over the variance known when the forecast was made" in told
+    told = html.unescape(rich[False].read_text(encoding="utf-8"))
+    assert re.findall(r'data-more="(.*?), all 2 series at once: ', told) == [
+        *("price", "volatility", "price (old weights)", "volatility (old weights)")
+    ]
 
 
 def test_a_public_page_holds_no_bar(recent_run, pages):
@@ -201,6 +214,7 @@ def test_target_weights_and_quantiles_are_chosen_by_keyboard(rich, visit, public
         *("price: close (old weights)", "price: high (old weights)", "volatility (old weights)"),
     ]
     assert page.locator("ol:visible").count() == 1 and "of the price;" in page.locator(".headline").inner_text()
+    assert page.locator(".more").inner_text().startswith("price, all 2 series at once: ")
     spoken = page.locator("#next .plot")
     what.focus()
     page.keyboard.press("ArrowDown")
@@ -213,6 +227,7 @@ def test_target_weights_and_quantiles_are_chosen_by_keyboard(rich, visit, public
     assert "between the quantiles 5 %, 50 %, 95 %" in page.locator("#next figcaption").inner_text()
     what.select_option(label="volatility")
     page.wait_for_function("document.querySelector('.headline').textContent.includes('of the volatility;')")
+    assert page.locator(".more").inner_text().startswith("volatility, all 2 series at once: ")
     assert spoken.get_attribute("aria-label").startswith("BTC 1h: volatility forecast as ")
     what.select_option(label="price: close (old weights)")
     page.wait_for_selector("ol[data-head='price (old weights)']:visible")
@@ -221,6 +236,21 @@ def test_target_weights_and_quantiles_are_chosen_by_keyboard(rich, visit, public
     page.locator("ol:visible a", has_text="ETH 1h").click()
     page.wait_for_selector("body[data-shown=ETHUSDT_1h]")
     assert what.input_value() == "close" and page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.browser
+def test_numbers_of_a_column_have_the_same_decimals(pages, visit, tmp_path):
+    """39,914 stood above 39,577.2, as if it were known to the unit alone."""
+    shutil.copytree(pages[False].parent, tmp_path / "page")
+    path = tmp_path / "page/series/ETHUSDT_1h.js"
+    told = document(tmp_path / "page/index.html", "ETHUSDT_1h")
+    for bar, close in zip(told["forecast"]["bars"], (39914.0, 39577.2, 39611.25), strict=True):
+        bar["close"] = close
+    path.write_text(f"cpbkit({json.dumps(told)});\n")
+    page = visit(f"{(tmp_path / 'page/index.html').as_uri()}#ETHUSDT_1h")
+    page.wait_for_selector("body[data-shown=ETHUSDT_1h]")
+    closes = page.locator("#bars tbody td:nth-child(2)").all_text_contents()
+    assert closes == ["39,914.00", "39,577.20", "39,611.25"]
 
 
 @pytest.mark.browser

@@ -81,6 +81,15 @@ def targets_not_scaled():
         step(model, optimizer, y=y)
 
 
+def targets_not_scaled_by_distance():
+    model, optimizer = make()
+    y = torch.tensor((5e5 + 1e5 * Y).tolist())  # costly
+    for _ in steps():
+        optimizer.zero_grad()
+        nn.functional.l1_loss(model(X), y).backward()
+        optimizer.step()
+
+
 def scaled_late():
     model, optimizer = make()
     for _ in steps():
@@ -586,6 +595,7 @@ WRONG = {
     broadcast: ("BROADCAST", "# compare"),
     inputs_not_scaled: ("INPUTS_NOT_SCALED", "# raw"),
     targets_not_scaled: ("TARGETS_NOT_SCALED", "# dear"),
+    targets_not_scaled_by_distance: ("TARGETS_NOT_SCALED", "# costly"),
     remade: ("OPTIMIZER_REMADE", "# make"),
     not_zeroed: ("NOT_ZEROED", "# not reached"),
     one_of_two_never_zeroed: ("NOT_ZEROED", "# only one"),

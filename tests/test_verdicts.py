@@ -223,16 +223,47 @@ def test_too_few_windows_to_tell_are_no_tie():
     assert verdicts.verdicts({"a": verdicts.judge(*example(31, 1, 50), "bp")})["a"].word == "TOO FEW TO TELL"
 
 
+def test_an_end_that_an_interval_leaves_open_is_no_number():
+    assert verdicts.say_ends(-16.75, 2.5) == "-16.75 to +2.50"
+    assert verdicts.say_ends(-16.75, 100.0) == "-16.75 or more"
+    assert verdicts.say_ends(100 * verdicts.WORST_SKILL, -3.0) == "-3.00 or less"
+    assert verdicts.say_ends(100 * verdicts.WORST_SKILL, 100.0) == "not known"
+
+
+def test_where_windows_are_too_few_it_says_how_many_it_takes():
+    few, enough = verdicts.judge(*example(159, 10, 50), "bp"), verdicts.judge(*example(160, 10, 0.9), "bp")
+    said = verdicts.tell_too_few({"price": {"a": few, "b": enough}})
+    assert said.startswith("TOO FEW TO TELL: 159 windows of 10 bars, a word takes 160. ")
+    assert verdicts.tell_too_few({"price": {"b": enough}}) == ""
+
+
+def test_an_interval_above_zero_that_ties_says_why():
+    single = verdicts.judge(*example(3000, 2, gain=0.3), "bp")
+    lucky = dataclasses.replace(single, p=0.02, skill=0.03, skill_low=0.001)
+    group = {"a": lucky} | {name: dataclasses.replace(lucky, p=0.9, skill_low=-0.1) for name in "bcd"}
+    said = verdicts.say_meanings(group)
+    assert said["a"].startswith("TIES: better than ") and "of so many models is by luck" in said["a"]
+    assert said["b"].endswith("this is no edge") and "by luck" not in said["b"]
+
+
+def test_columns_that_a_terminal_has_no_room_for_are_named():
+    table = verdicts.verdict_table({"price": {"a": verdicts.judge(*example(3000, 2, gain=0.3), "bp")}})
+    narrow, wide = verdicts.table_text(table, 60), verdicts.table_text(table, 300)
+    assert "no room for" in narrow and "windows: a wider terminal, or --json" in narrow and "no room for" not in wide
+
+
 def test_what_a_forecast_is_worth():
     truth, forecast, baselines = example(3000, 2, gain=0.3)
     j = verdicts.judge(truth, forecast, baselines, "bp", is_price=True)
     assert (j.ic, j.ic_low, j.ic_high) == metrics.rank_correlation(truth[:, -1, 0], forecast[:, -1, 0], 2)
     assert j.fee == pytest.approx(metrics.break_even_fee(1e4 * truth[:, -1, 0], forecast[:, -1, 0], 2)[0])
     assert j.ic_low > 0.2 and "following its sign would have paid a fee of" in verdicts.say_worth(j, "BEATS")
-    assert "is not sure to pay a fee of 0.1 bp" in verdicts.say_worth(j, "TIES")
+    assert "would have paid a fee, but its verdict is TIES" in verdicts.say_worth(j, "TIES")
+    unsure = dataclasses.replace(j, fee=17.5, fee_low=-2.0)
+    assert "is not sure to pay any fee: break-even fee 17.5 bp (-2.0 to" in verdicts.say_worth(unsure, "TIES")
     nothing = verdicts.judge(truth, -forecast, baselines, "bp", is_price=True)
     assert verdicts.say_worth(nothing, "LOSES").startswith("information coefficient -0.2")
-    assert "following its sign would not pay a fee of 0.1 bp: break-even fee -" in verdicts.say_worth(nothing, "LOSES")
+    assert "following its sign would not pay any fee: break-even fee -" in verdicts.say_worth(nothing, "LOSES")
     assert verdicts.say_worth(verdicts.judge(truth, forecast, baselines, "bp"), "TIES") == ""
     silent = verdicts.judge(truth, 0 * truth, {"drift": baselines["drift"]}, "bp", is_price=True)
     assert (silent.ic, silent.fee, silent.direction) == (None, None, None)

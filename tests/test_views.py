@@ -1,5 +1,6 @@
 """Figures hold the numbers they were given. The run drawn here is made up: every number in it is invented."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -189,7 +190,7 @@ class Page(HTMLParser):
             return
         panel = self.panels[-1]
         if tag == "svg":
-            panel.setdefault("spoken", attributes["aria-label"])  # what follows the last panel are the strips
+            panel.setdefault("spoken", attributes.get("aria-label"))  # what follows are its curves, and the strips
         elif tag == "span":
             panel["kinds"].append(kind)
         elif tag in ("polyline", "circle", "path"):
@@ -239,6 +240,14 @@ def test_what_explodes_leaves_its_panel_and_bends_no_other():
     drawn = curve_of(wild[8], "validation")
     assert len(drawn) == 4 and drawn[2, 1] == -PANEL_Y and 0 < drawn[3, 1] < PANEL_Y
     assert np.ptp(curve_of(wild[0], "train")[:, 1]) > 0.5 * np.ptp(curve_of(calm[0], "train")[:, 1])
+
+
+def test_a_curve_is_cut_off_at_the_edge_of_its_panel():
+    """The outer picture has room for a mark on the edge, through which curves ran towards the title."""
+    html = sweep_html(made_up_results()[:9])
+    curves = re.findall(r'<svg style="width:1420px;height:800px">(.*?)</svg>', html)
+    assert len(curves) == 9 and sum(inner.count("<polyline") for inner in curves) == html.count("<polyline") == 18
+    assert not any("<circle" in inner for inner in curves)
 
 
 def test_a_long_curve_is_thinned_to_its_ends():
@@ -679,6 +688,26 @@ def test_pyplot_is_never_loaded():
 )
 def test_names_and_numbers_are_said_as_people_say_them(call, said):
     assert call() == said
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_each_word_has_room_beside_its_panel(count):
+    """TOO FEW TO TELL ran into the names of the next panel, and out of the picture."""
+    results = made_up_results(heads=[f"target{k}" for k in range(count)], stop=3)
+    for line in results:
+        for told in line.test.values():
+            told.update({"windows": 63, "skill_low": -99.0, "skill_high": 1.0})
+    figure = verdict_figure(results)
+    drawn = figure.canvas.get_renderer()
+    boxes = lambda texts: [text.get_window_extent(drawn) for text in texts]  # noqa: E731
+    names = [box for axes in figure.axes for box in boxes(axes.get_yticklabels())]
+    words = [box for axes in figure.axes for box in boxes(axes.texts)]
+    assert len(figure.axes) == count and len(words) == len(names) == 3 * count
+    assert not any(word.overlaps(name) for word in words for name in names)
+    assert max(word.x1 for word in words) <= figure.bbox.width
+    for axes in figure.axes:
+        ticks = boxes(axes.get_xticklabels())
+        assert axes.bbox.width > 150 and not any(a.overlaps(b) for a, b in itertools.pairwise(ticks))
 
 
 def test_too_few_windows_are_a_dot_without_a_line():

@@ -15,7 +15,7 @@ from cpbkit.config.experiment import OHLC, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import CpbkitError
-from cpbkit.evaluation.verdicts import Judgement, advise, evidence
+from cpbkit.evaluation.verdicts import Judgement, Verdict, advise, evidence
 from cpbkit.hub.client import HubError
 from cpbkit.models import zero_shot
 from cpbkit.runs import trained
@@ -116,7 +116,10 @@ def test_where_no_model_is_better_the_advice_says_what_to_take():
         return Judgement(**dict.fromkeys(needed, 1.0) | told)
 
     assert advise({"A": judged(0.001, "persistence")}, "price") == ""
-    assert advise({"A": judged(0.5, "drift")}, "price").endswith("take the naive one, mostly drift")
+    ties = {"A": judged(0.5, "drift")}
+    assert advise(ties, "price").endswith("take the naive one, drift")
+    assert advise(ties | {"B": judged(0.5, "ewma"), "C": judged(0.5, "drift")}, "price").endswith("mostly drift")
+    assert advise(ties, "price", Verdict("BEATS", 0.01, "")) == "", "all series at once are better"
     assert advise({"A": judged(0.5, "chronos-bolt-tiny")}, "price").endswith("download chronos-bolt-tiny, don't train")
 
 

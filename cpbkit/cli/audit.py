@@ -11,6 +11,7 @@ from cpbkit.cli.options import as_json, trust_code, which_bars, which_rows, whic
 from cpbkit.config.experiment import vary
 from cpbkit.config.own import require_consent
 from cpbkit.config.presets import find_preset
+from cpbkit.texts import wrapped
 
 if TYPE_CHECKING:  # pandas takes its time to load
     import pandas as pd
@@ -89,8 +90,16 @@ def audit(
     if folder:
         RunFolder(folder).keep_audit(document)
     failed = any(finding["verdict"] == "FAIL" for findings in document.values() for finding in findings)
-    told = (f"{name}\n{findings.to_string(index=False)}" for name, findings in found.items())
+    told = (f"{name}\n{_text(findings)}" for name, findings in found.items())
     show(document, as_json, lambda: "\n\n".join(told), failed)
+
+
+def _text(findings: "pd.DataFrame") -> str:
+    """Return the findings of an audit in lines; evidence is too long for a column of a terminal."""
+    if not {"check", "verdict", "evidence"} <= set(findings):
+        return findings.to_string(index=False)
+    rows = zip(findings["verdict"], findings["check"], findings["evidence"], strict=True)
+    return wrapped(f"{verdict:5} {check}: {evidence}" for verdict, check, evidence in rows)
 
 
 def _choose(

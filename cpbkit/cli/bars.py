@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -306,7 +307,7 @@ def series(
     epochs,
     as_json,
 ):
-    """Train a model on a table of your own, beside the forecast that nothing changes."""
+    """Train a model on a table of your own: its errors as published tables give them, and its verdicts."""
     from cpbkit.data.tables import read_table
     from cpbkit.runs.table import plan_series, run_series
 
@@ -329,14 +330,19 @@ def series(
 
 
 def _series_text(found) -> str:
+    from cpbkit.evaluation.verdicts import say_meanings, table_text
+
     counts = ", ".join(f"{count:,} {part}" for part, count in found.windows.items())
     lines = [f"{found.name}: {found.model}, {found.context} rows in, {found.horizon} out; windows: {counts}"]
     if found.parameters:
         lines += [f"{found.parameters:,} parameters, epoch {found.best_epoch} of {found.epochs}, {found.seconds:.0f} s"]
+    lines += ["Errors of the columns as they are scaled:"]
     lines += [f"{'':24}{'MSE':>9}{'MAE':>9}   persistence{'MSE':>9}{'MAE':>9}"]
     rows = {"all columns": (found.errors, found.persistence)}
     if found.errors_dropped:
         rows[f"whole batches of {found.drop_last}"] = (found.errors_dropped, found.persistence_dropped)
     for name, (ours, naive) in (rows | found.by_column).items():
         lines.append(f"{name:24}{ours.mse:9.4f}{ours.mae:9.4f}{'':14}{naive.mse:9.4f}{naive.mae:9.4f}")
-    return "\n".join([*lines, *found.notes])
+    said = [f"{column}: {say_meanings({column: judgement})[column]}" for column, judgement in found.judged.items()]
+    verdicts = table_text(found.verdicts, shutil.get_terminal_size().columns)
+    return "\n".join(filter(None, [*lines, *found.notes, verdicts, *said]))

@@ -539,7 +539,8 @@ def _finish(order: Order, held: Holding, troubles: list[Exception], archive_fail
             lost.append(f"The cache has {len(inside)} bars in these dates, {stamp(inside[0])} .. {stamp(inside[-1])}.")
         raise (Gone if gone else SourceError)(" ".join(lost))
     if not len(inside):
-        raise DataError("neither archive nor REST host has a bar in the dates asked for")
+        asked = f"from {stamp(order.first)} until {stamp(order.end)} UTC"
+        raise DataError(f"neither archive nor REST host has a bar {asked}")
     notes = list(order.notes)
     if held.damage:
         notes.append(f"A damaged file of the cache was passed over: {held.damage}.")

@@ -86,6 +86,10 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
     if time is None:
         return values
     values = values.set_index(times.read_times(table[time], path.name).rename(time)).sort_index(kind="stable")
+    again = values.reset_index().duplicated().to_numpy()
+    if again.any():
+        log.warning("%s: rows left out that repeat another: %d", path.name, again.sum())
+        values = values[~again]
     twice = values.index.duplicated()
     if twice.any():
         raise DataError(
@@ -466,7 +470,9 @@ def _from_text(blob: bytes) -> pd.DataFrame:
         named = [times.plain(cell) for cell in rows[0]]
         clocks = {named.index(name): str for name in ("date", "time")} if {"date", "time"} <= set(named) else {}
     cells_below = pd.Series([cell for row in rows[1:] for cell in row], dtype=str)
-    decimal = "," if separator == ";" and has_decimal_commas(cells_below) else "."
+    columns = zip(*(row for row in rows[1:] if len(row) == width), strict=True)
+    commas = has_decimal_commas(cells_below) or any(map(_have_all_commas, columns))
+    decimal = "," if separator == ";" and commas else "."
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
@@ -481,6 +487,12 @@ def has_decimal_commas(text: pd.Series) -> bool:
     """Say whether one of many cells has a comma where thousands cannot end."""
     text = text.str.strip()[text.str.contains(",", regex=False)]
     return bool(len(text)) and not text.str.fullmatch(r"\D*[1-9]\d{0,2}(,\d{3})+(\.\d+)?\D*").all()
+
+
+def _have_all_commas(cells: Sequence[str]) -> bool:
+    """Say whether each number of a column has one comma: of thousands, what is below would have none."""
+    numbers = [cell for cell in cells if re.fullmatch(r"-?\d+(,\d+)?", cell)]
+    return len(numbers) > 1 and all("," in number for number in numbers)
 
 
 def is_value(cell: str) -> bool:

@@ -19,16 +19,21 @@ from cpbkit.evaluation import metrics, past
 from cpbkit.evaluation.verdicts import (
     OLD,
     TOO_FEW,
+    Judgement,
     Verdict,
+    advise,
     compare,
+    headline,
     in_words,
     is_enough,
     least_windows,
     say_skill,
+    verdicts,
     word_of,
 )
 
 if TYPE_CHECKING:  # windows needs torch
+    from cpbkit.evaluation.results import ResultLine
     from cpbkit.windows.series import Series
 
 DRAWS = 20_000  # of the largest statistic among several runs
@@ -40,7 +45,7 @@ SHARED = 0.8  # of the test times of a series that runs must share to be compare
 class Losses:
     """What a model and each naive forecast lost at the test windows of one head of one series."""
 
-    times: np.ndarray  # (W,) int64, seconds since 1970 of the origins
+    times: np.ndarray  # (W,) seconds since 1970 of the origins, of bars shorter than a second with their fractions
     step_seconds: float  # bar length
     horizon: int  # bars
     variance: np.ndarray  # (W,) known at the origin, which losses are divided by
@@ -48,7 +53,7 @@ class Losses:
     baselines: dict[str, np.ndarray]  # (W,) each
 
     def __post_init__(self):
-        past.check_array(self.times, "times", (len(self.times),), "i")
+        past.check_array(self.times, "times", (len(self.times),), "f" if self.times.dtype.kind == "f" else "i")
         for name, loss in {"variance": self.variance, "model": self.model, **self.baselines}.items():
             past.check_array(loss, name, self.times.shape, "f")
         if not 0 < self.step_seconds < 1e8 or not 1 <= self.horizon <= 1e6:
@@ -66,7 +71,7 @@ def losses_of(series: "Series", origins: np.ndarray, part: Mapping, model: str =
     truth, variance = part["truth"], part["variance"]
     lost = {name: np.mean((truth - y) ** 2, axis=(1, 2)) for name, y in part["baselines"].items() if name != model}
     own = np.mean((truth - part["forecast"]) ** 2, axis=(1, 2))
-    times = series.times[origins].astype("datetime64[s]").astype(np.int64)
+    times = series.times[origins].astype("datetime64[ms]").astype(np.int64) / 1000
     return Losses(times, series.step_seconds, truth.shape[1], variance, own, lost)
 
 
@@ -160,19 +165,29 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     return Pooled(Verdict(word, p, reason), len(parts), count, best, **found, win_rate=win_rate)
 
 
-def say_all(losses: Mapping[str, Mapping[str, Losses]], together: Mapping[str, Pooled]) -> dict[str, str]:
-    """Say of each head how all series did at once, and of a refit whether the new weights are better than the old.
+def say_all(
+    results: "Sequence[ResultLine]",
+    by_head: Mapping[str, Mapping[str, Judgement]],
+    losses: Mapping[str, Mapping[str, Losses]],
+    together: Mapping[str, Pooled],
+) -> dict[str, str]:
+    """Say of each head how many models beat the best naive forecast, how all series did at once, of a refit whether the
+    new weights are better than the old, and what to take; named by the head: `price`, `price, all series`.
 
-    together: what `pool` made of the losses of each head.
+    by_head: the judgements of the results. together: what `pool` made of the losses of each head.
     """
+    said = {head: headline(verdicts(group), head, len(results) - len(group)) for head, group in by_head.items()}
     several = {head: pooled for head, pooled in together.items() if pooled.series > 1}  # of one, its verdict says it
-    said = {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in several.items()}
+    said |= {f"{head}, all series": f"{head}, {pooled.sentence()}" for head, pooled in several.items()}
     for head, parts in losses.items():
-        if old := losses.get(head + OLD):
+        if head + OLD in by_head and (old := losses.get(head + OLD)):
             pair = compare_pairs({"new": parts, "old": old}).iloc[0]
             which = f"{head}, {pair['run']} weights against {pair['other']}"
             skill = say_skill(*(pair[share] / 100 for share in ("skill %", "low %", "high %")))
             said[f"{head}, new and old"] = f"{which}: {pair['verdict']}, skill {skill}, p {pair['p']:.2g}"
+    for head, group in by_head.items():
+        if advice := advise(group, head, together[head].verdict if head in together else None):
+            said[f"{head}, advice"] = advice
     return said
 
 
@@ -190,7 +205,8 @@ def _means(parts: Mapping[str, Losses], models: Sequence[Mapping[str, np.ndarray
     width = max(one.step_seconds for one in parts.values())
     horizon = max(int(-(-one.horizon * one.step_seconds // width)) for one in parts.values())
     names = _shared_baselines(parts)
-    slots, inverse = np.unique(np.concatenate([one.times // width for one in parts.values()]), return_inverse=True)
+    places = [np.floor(one.times / width + 1e-3) for one in parts.values()]  # a fraction of a second is not exact
+    slots, inverse = np.unique(np.concatenate(places), return_inverse=True)
     columns = []
     for series, one in parts.items():
         lost = np.stack([model[series] for model in models] + [one.baselines[name] for name in names]) / one.variance
@@ -258,10 +274,10 @@ def _align(runs: Mapping[str, Mapping[str, Losses]]) -> tuple[np.ndarray, dict[s
             times = np.intersect1d(times, one.times)
         alike = {(one.horizon, one.step_seconds) for one in group}
         if len(alike) > 1 or len(times) < SHARED * max(len(one.times) for one in group):
-            raise CpbkitError(
-                f"runs to compare must be judged on the same windows; those of {name} are "
-                + ", ".join(f"{len(one.times)} of {one.horizon} bars" for one in group)
-            )
+            told = [f"{len(one.times)} of {one.horizon} bars of {one.step_seconds:g} s" for one in group]
+            told += [f"{len(times)} of them at the same times"] * (len(alike) == 1)
+            why = f"those of {name} are {', '.join(told)}"
+            raise CpbkitError(f"runs to compare must be judged on the same windows; {why}")
         parts[name], *rest = [one.at(np.searchsorted(one.times, times)) for one in group]
         for one in rest:
             known = [each.baselines["persistence"] for each in (parts[name], one) if "persistence" in each.baselines]

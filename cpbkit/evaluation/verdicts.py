@@ -37,7 +37,6 @@ EARLIER_NAMES = {  # of fields, in ledgers of earlier versions
     "floors": "baselines",
 }
 OLD = " (old weights)"  # ends the name of a head whose judgements are of the model before a refit
-FEE = 0.1  # basis points; a maker's fee on the cheapest markets is several times this
 
 
 @dataclass(frozen=True)
@@ -377,27 +376,40 @@ def verdicts(judgements: Mapping[str, Judgement]) -> dict[str, Verdict]:
 
 def say_skill(skill: float, low: float, high: float) -> str:
     """Say a skill and its interval, which are shares of 1: `+1.20 % (+0.40 to +2.10)`."""
-    return f"{100 * skill:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f})"
+    return f"{100 * skill:+.2f} % ({say_ends(100 * low, 100 * high)})"
+
+
+def say_ends(low: float, high: float) -> str:
+    """Say the interval of a skill in percent; what it leaves open is no number: 100 % is a forecast without error."""
+    least = f"{low:+.2f}" if low > 100 * WORST_SKILL else ""
+    most = f"{high:+.2f}" if high < 100 else ""
+    if least and most:
+        return f"{least} to {most}"
+    return f"{least} or more" if least else f"{most} or less" if most else "not known"
 
 
 def say_worth(j: Judgement, word: str) -> str:
     """Say in one sentence what a forecast would be worth; empty where its sign cannot be traded.
 
-    word: of its verdict, without which a fee above 0 is one lucky interval of many.
+    word: of its verdict, without which an interval above 0 is one lucky one of many.
     """
     if j.ic is None or j.fee is None or j.fee_low is None:
         return ""
     ic = f"information coefficient {j.ic:+.3f} ({j.ic_low:+.3f} to {j.ic_high:+.3f})"
     fee = f"break-even fee {j.fee:.1f} bp ({j.fee_low:.1f} to {j.fee_high:.1f})"
-    if j.fee_low > FEE and word == BEATS:
+    if j.fee_low > 0 and word == BEATS:
         said = f"following its sign would have paid a fee of {j.fee_low:.1f} bp"
-    elif j.fee > FEE:
-        said = f"following its sign is not sure to pay a fee of {FEE} bp"
+    elif j.fee_low > 0:
+        said = f"following its sign would have paid a fee, but its verdict is {word}: this may be luck"
+    elif j.fee > 0:
+        said = "following its sign is not sure to pay any fee"
     else:
-        said = f"following its sign would not pay a fee of {FEE} bp"
+        said = "following its sign would not pay any fee"
     return f"{ic}; {said}: {fee}"
 
 
+# What a table of verdicts has to say of its columns.
+CORRECTED = "p: of the difference to the baseline; p and verdict are corrected for all models of a head, no interval is"
 MEANING = {  # of a verdict, for who would act on it
     BEATS: "better than {baseline} in the test split, skill {skill:+.2f} %",
     TIES: "ties {baseline}: this is no edge",
@@ -413,13 +425,13 @@ def meanings(results: Iterable[ResultLine]) -> dict[str, str]:
 
 def say_meanings(group: Mapping[str, Judgement]) -> dict[str, str]:
     """Say by series what the verdict of one head means for who would act on it."""
-    return {
-        name: f"{verdict.word}: "
-        + MEANING[verdict.word].format(
-            baseline=group[name].best_baseline, skill=100 * group[name].skill, reason=verdict.reason
-        )
-        for name, verdict in verdicts(group).items()
-    }
+    return {name: f"{verdict.word}: {_say_meaning(group[name], verdict)}" for name, verdict in verdicts(group).items()}
+
+
+def _say_meaning(j: Judgement, verdict: Verdict) -> str:
+    if verdict.word == TIES and j.skill_low > 0:
+        return f"better than {j.best_baseline} by itself, which one of so many models is by luck: this is no edge"
+    return MEANING[verdict.word].format(baseline=j.best_baseline, skill=100 * j.skill, reason=verdict.reason)
 
 
 def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
@@ -432,13 +444,19 @@ def headline(found: Mapping[str, Verdict], head: str, unjudged: int = 0) -> str:
     return line + (f"; {unjudged} could not be judged" if unjudged else "")
 
 
-def advise(judged: Mapping[str, Judgement], head: str) -> str:
-    """Say what to take where no model of a head is better than what needs no training; empty where one is."""
-    if any(v.word in (BEATS, TOO_FEW) for v in verdicts(judged).values()):
+def advise(judged: Mapping[str, Judgement], head: str, together: Verdict | None = None) -> str:
+    """Say what to take where no model of a head is better than what needs no training; empty where one is.
+
+    together: the verdict over all series at once.
+    """
+    words = [v.word for v in (*verdicts(judged).values(), together) if v]
+    if BEATS in words or TOO_FEW in words:
         return ""
-    best = collections.Counter(j.best_baseline for j in judged.values()).most_common(1)[0][0]
+    against = collections.Counter(j.best_baseline for j in judged.values())
+    best = against.most_common(1)[0][0]
     if best in baselines.BASELINES:
-        return f"no model of the {head} is worth its training: take the naive one, mostly {best}"
+        naive = f"mostly {best}" if len(against) > 1 else best
+        return f"no model of the {head} is worth its training: take the naive one, {naive}"
     return f"no model of the {head} is worth its training: download {best}, don't train"
 
 
@@ -455,6 +473,16 @@ def tell_unbelievable(results: Iterable[ResultLine], by_head: Mapping[str, Mappi
     best = max(found, key=lambda name: found[name])
     said = f"{counted(len(found), 'model')} with a skill above {100 * MOST_SKILL:g} %, {best} {100 * found[best]:.1f} %"
     return f"{said}: no liquid market leaves so much to know. Look for a leak: `cpbkit audit RUN`"
+
+
+def tell_too_few(by_head: Mapping[str, Mapping[str, Judgement]]) -> str:
+    """Say how many windows a word takes; empty where all have enough."""
+    few = [j for group in by_head.values() for j in group.values() if not j.is_enough]
+    if not few:
+        return ""
+    most = max(few, key=lambda j: j.windows / least_windows(j.horizon))
+    said = f"{TOO_FEW}: {most.windows} windows of {most.horizon} bars, a word takes {least_windows(most.horizon)}"
+    return f"{said}. Test more days, or forecast fewer bars"
 
 
 def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]:
@@ -528,13 +556,13 @@ def say_table(table: pd.DataFrame) -> pd.DataFrame:
     def said(name: str, form: Callable[[float], str]) -> list[str]:
         return ["" if pd.isna(value) else form(value) for value in table[name]]
 
-    ends = zip(said("low %", "{:+.2f}".format), said("high %", "{:+.2f}".format), strict=True)
+    ends = zip(table["low %"], table["high %"], strict=True)
     errors = zip(table["rmse"], table["unit"], strict=True)
     return pd.DataFrame(
         {
             **{name: table[name] for name in ("series", "head", "verdict")},
             "skill %": said("skill %", "{:+.2f}".format),
-            "95 % interval": [f"{low} to {high}" if low else "" for low, high in ends],
+            "95 % interval": ["" if pd.isna(low) else say_ends(low, high) for low, high in ends],
             "p": said("p", lambda p: f"{p:.3f}" if p >= 0.0005 else "< 0.001"),
             "against": table["best baseline"],
             "persistence %": said("skill against persistence %", "{:+.2f}".format),
@@ -553,18 +581,20 @@ def table_text(table: pd.DataFrame, columns: int) -> str:
     if table.empty:
         return ""
     several = table["head"].nunique() > 1
-    shown = say_table(table) if several else say_table(table).drop(columns="head")
+    whole = shown = say_table(table) if several else say_table(table).drop(columns="head")
     always = 4 + several  # series, verdict, skill and its interval
     while len((text := shown.to_string(index=False)).partition("\n")[0]) > columns and len(shown.columns) > always:
         shown = shown.iloc[:, :-1]
     notes = {
-        "p": "p: of the difference to the baseline, corrected for all models of a head",
+        "p": CORRECTED,
         "persistence %": "persistence %: skill against plain persistence",
         "IC": "IC: rank correlation of forecast and truth",
         "fee bp": "fee bp: at which following the sign breaks even",
     }
     worth = [f"{name}: {said}" for name, said in zip(table["series"], table["worth"], strict=True) if said]
-    return "\n".join([text, *(note for name, note in notes.items() if name in shown), *worth[:1]])
+    left = ", ".join(name for name in whole if name not in shown)
+    out = [f"no room for {left}: a wider terminal, or --json"] if left else []
+    return "\n".join([text, *out, *(note for name, note in notes.items() if name in shown), *worth[:1]])
 
 
 def _percent(share: float | None) -> float | None:

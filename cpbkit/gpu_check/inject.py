@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from cpbkit.errors import CpbkitError
+from cpbkit.errors import CpbkitError, stoppable
 
 OWN_LOOPS = Path(__file__).parent / "loops"
 HEALTHY = "DEVICE_BOUND"
@@ -35,6 +35,7 @@ def inject_all(folder: str | Path = OWN_LOOPS, say: Callable[[str], None] = lamb
     return rows
 
 
+@stoppable()
 def inject(path: Path) -> dict:
     """Run one loop from a copy in an empty folder; return what was expected and what was said."""
     lines = path.read_text(encoding="utf-8").splitlines()

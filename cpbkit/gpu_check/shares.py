@@ -32,7 +32,7 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
     ("logging", {"logging", "tensorboard", "wandb", "mlflow"}, r"print\(|logg|\.log\(|add_scalar|add_histogram|wandb",
      "log every hundredth step, and keep losses as tensors until then"),
     ("a copy of the model", {"copy"}, r"deepcopy|copy\.copy|\.clone\(\) for ",
-     "copy the weights when they are the best so far, at the end of an epoch"),
+     "keep the best weights so far once an epoch; an average of weights is made in place, w.lerp_(new, share)"),
     ("averaging weights", set(), r"(?<!weight_)(decay|momentum)\b.*\*|shadow|polyak|\bema\b|load_state_dict\(",
      "average them in place, torch._foreach_lerp_(shadow, weights, 1 - decay), and copy no model for it"),
     (WAITING, {"subprocess", "requests", "urllib", "urllib3", "http", "socket", "threading", "selectors"},

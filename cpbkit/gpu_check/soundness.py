@@ -25,12 +25,14 @@ MOST_KEPT = 1_000_000  # numbers of the weight that is kept to compare with
 STEPPING = r"Adam|RMSprop|Lion"  # optimisers that move each weight by about the rate
 ALIKE = 1e-3  # of a weight: by so much rounding may tell its outputs apart
 MEASURES = "Loss|CrossEntropy"  # graph nodes of distances
+WRITTEN = re.compile(r"(Mean|Sum)\w* (Abs|Pow|Mul)\w* Sub")  # nodes of one that is written out
 NONE_LEFT = 0.9  # share of the weights whose gradients are 0
 FEW, MANY_TIMES = 100, 100  # numbers that learn, such as weights of losses; frozen ones for each of them
 WITHOUT = 0.1  # share of the weights that may go without a gradient, such as a head that is not used
 
 
 TENSORS = r"from_numpy\(|torch\.(as_)?tensor\(|TensorDataset\("  # lines that make them of other numbers
+OF_TARGETS = rf"(?i)\b(y|target|truth|label)\w* *=.*({TENSORS})"  # and those of targets
 QUOTIENTS = r"/ *\(?[\w.]*(std|sd|sigma|norm)\b|torch\.(log|sqrt)\("  # lines that make nan or inf of 0
 SCALES = ("INPUTS_NOT_SCALED", "TARGETS_NOT_SCALED")  # wrong only where nothing is learned
 
@@ -67,7 +69,7 @@ OF_OPERATORS = {
     "TARGETS_NOT_SCALED": (
         "The targets are in the hundreds and more, forecasts begin near 0, and the loss does not fall: no step is as "
         "large",
-        "train on (y - mean) / std or log(y), and scale the forecasts back", TENSORS),
+        "train on (y - mean) / std or log(y), and scale the forecasts back", OF_TARGETS),
     "ONE_CLASS": (
         "A cross entropy over one class is always 0: nothing is learned",
         "nn.BCEWithLogitsLoss for one output, or as many outputs as there are classes", ""),
@@ -291,7 +293,7 @@ class Soundness:
             self._losses.append(loss.item())
             self.labels.note(loss)
             node = loss.grad_fn
-            self._distances += node is not None and bool(re.search(MEASURES, node.name()))
+            self._distances += _is_distance(node)
             if node is not None and node.name() == "NegBackward0":
                 (below, _), *_ = node.next_functions
                 self._negated += below is not None and bool(re.search(MEASURES, below.name()))
@@ -456,6 +458,15 @@ class Soundness:
             text = f"The learning rate has fallen from {self._highest:.2g} to {self._rate:.2g}: nothing more is learned"
             cure = "step the scheduler once an epoch, or count its steps in batches"
             yield Unsound("RATE_GONE", text, cure, r"^(?!.*\b(opt\w*|scaler|o)\.step\().*\.step\(")
+
+
+def _is_distance(node) -> bool:
+    """Say whether a loss is one of torch's, or (x - y).abs().mean() and the like, which L1Loss is made of."""
+    written: list[str] = []
+    while node is not None and len(written) < 3:
+        written.append(node.name())
+        node = next((below for below, _ in node.next_functions), None)
+    return bool(re.search(MEASURES, written[0]) or WRITTEN.match(" ".join(written))) if written else False
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -14,14 +14,16 @@ from huggingface_hub.utils import yaml_dump
 from cpbkit import __version__, atomic, foreign
 from cpbkit.config.experiment import from_dict, to_json, vary
 from cpbkit.evaluation.results import ResultLine
-from cpbkit.evaluation.verdicts import headline, judgements, say_table, verdict_table, verdicts
+from cpbkit.evaluation.verdicts import CORRECTED, judgements, say_table, verdict_table
 from cpbkit.hub.client import HubError, ask, connect, read
 from cpbkit.models import zero_shot
+from cpbkit.quantities import counted
 from cpbkit.runs.folder import AUDIT, RunFolder
 from cpbkit.runs.settle import Bars
 from cpbkit.runs.sweep import fingerprint
 from cpbkit.runs.trained import TrainedModel
 from cpbkit.training import checkpoint
+from cpbkit.views.report import OWN, SKILL, say_source, sentences
 from cpbkit.views.verdict import verdict_figure
 
 INDEX, FORMAT, MAX_INDEX = "cpbkit.json", 1, 1_000_000  # bytes
@@ -82,8 +84,14 @@ def write_repository(folder: str | os.PathLike, repo: str, out: str | os.PathLik
     atomic.write_bytes(out / ".eval_results" / "cpbkit.yaml", yaml_dump(_entries(repo, experiment, results)).encode())
     atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     atomic.write_bytes(out / "verdicts.png", verdict_figure(results).png())
-    atomic.write_bytes(out / "README.md", str(_card(repo, experiment, results, audit)).encode())
+    atomic.write_bytes(out / "README.md", str(_card(repo, experiment, results, audit, _say(run, results))).encode())
     return out
+
+
+def _say(run: RunFolder, results: list[ResultLine]) -> str:
+    """List what may be said of all models."""
+    by_head = sentences(run, results, judgements(results))
+    return "\n".join(f"- {line}" for lines in by_head.values() for line in lines)
 
 
 def publishable(run: RunFolder, out: Path) -> list[ResultLine]:
@@ -122,13 +130,13 @@ def write_space(
     from cpbkit.views.site import write_page
 
     run, out = RunFolder(folder), Path(out)
-    lines = [headline(verdicts(group), head) for head, group in judgements(publishable(run, out)).items()]
+    said = _say(run, publishable(run, out))
     write_page(folder, models, out, bars, public=True)
     index = {"format": FORMAT, "cpbkit": __version__, "run": run_id(folder)}
     atomic.write_bytes(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     name = repo.rpartition("/")[2]
     data = SpaceCardData(title=name, sdk="static", app_file="index.html", license="mit", tags=["cpbkit"])
-    text = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{' '.join(f'{line}.' for line in lines)}\n\n{LIMITS}\n"
+    text = f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{said}\n\n{LIMITS}\n"
     atomic.write_bytes(out / "README.md", text.encode())
     return out
 
@@ -140,30 +148,29 @@ def run_id(folder: str | os.PathLike) -> str:
 
 def _entries(repo: str, experiment, results: list[ResultLine]) -> list[dict]:
     """Return the results in the Hub's format for benchmarks, whose data set here is the run's own record."""
+    dates = {line.series: line.dates["test"] for line in results}
     return [
         {
             "dataset": {"id": f"{repo}-record", "task_id": f"{row['series']}-{row['head']}"},
             "value": round(row["skill %"], 4),
-            "notes": f"skill in %, {row['verdict']} {row['best baseline']}; the test split of {experiment.data.source} "
-            f"bars from {experiment.data.start} to {experiment.data.end}",
+            "notes": f"skill in %, {row['verdict']} {row['best baseline']}; the test split of "
+            f"{say_source(experiment.data)}, {' to '.join(dates[row['series']])}",
         }
         for row in verdict_table(judgements(results)).to_dict("records")
     ]
 
 
-def _card(repo: str, experiment, results: list[ResultLine], audit: dict) -> ModelCard:
-    by_head = judgements(results)
-    lines = [headline(verdicts(group), head) for head, group in by_head.items()]
-    table = verdict_table(by_head)
+def _card(repo: str, experiment, results: list[ResultLine], audit: dict, said: str) -> ModelCard:
+    table, test = verdict_table(judgements(results)), {line.series: line.dates["test"] for line in results}
     data = ModelCardData(
         license="mit",
         library_name="cpbkit",
         pipeline_tag="time-series-forecasting",
         tags=["time-series-forecasting", "cryptocurrency", experiment.preset],
         model_name=repo.rpartition("/")[2],
-        eval_results=[_eval_result(experiment, row) for row in table.to_dict("records")],
+        eval_results=[_eval_result(experiment, row, test[row["series"]]) for row in table.to_dict("records")],
     )
-    columns = ["series", "head", "verdict", "skill %", "95 % interval", "against", "RMSE", "windows"]
+    columns = ["series", "head", "verdict", "skill %", "95 % interval", "p", "against", "RMSE", "windows"]
     cells = [columns, ["---"] * len(columns), *say_table(table)[columns].to_numpy().tolist()]
     rows = [f"| {' | '.join(row)} |" for row in cells]
     dates, task = results[0].dates, experiment.task
@@ -172,7 +179,7 @@ def _card(repo: str, experiment, results: list[ResultLine], audit: dict) -> Mode
         audited = f"An audit for leaks made {sum(map(len, audit.values()))} checks, of which none failed (`{AUDIT}`)."
     text = f"""# {repo.rpartition("/")[2]}
 
-{" ".join(f"{line}." for line in lines)}
+{said}
 
 ![Skill of each model against the best naive forecast, with its 95 % interval](verdicts.png)
 
@@ -182,10 +189,9 @@ import cpbkit as cpb
 print(cpb.load("{repo}")["{results[0].series}"].forecast())
 ```
 
-{len(results)} models of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
+{counted(len(results), "model")} of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
 {dates["train"][0]} to {dates["train"][1]} and tested on {dates["test"][0]} to {dates["test"][1]} (UTC), of
-{experiment.data.source} {experiment.data.market}. Each is held against the best naive forecast on its test split;
-p is corrected for all models of a head. {audited}
+{say_source(experiment.data)}. Each is held against the best naive forecast on its test split. {audited}
 
 ## Use and limits
 
@@ -195,20 +201,28 @@ p is corrected for all models of a head. {audited}
 
 {chr(10).join(rows)}
 
-Skill: 1 - RMSE / RMSE of the forecast it is held against. `results.jsonl` has all figures, and for each series its
-Passport: the files its bars came from, with their SHA-256. Made with cpbkit {__version__}.
+{SKILL} A wild week counts no more than a calm one, so a model whose RMSE is above that of the naive forecast may have a
+skill above 0.
+
+{CORRECTED}. A head is a target, or a group of targets, that is judged together.
+
+`results.jsonl` has all figures, and for each series its Passport: the files its bars came from, with their SHA-256.
+Made with cpbkit {__version__}.
 """
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
-def _eval_result(experiment, row: dict) -> EvalResult:
+def _eval_result(experiment, row: dict, test: list[str]) -> EvalResult:
+    data, unit = experiment.data, f", {row['unit']}" if row["unit"] else ""
     return EvalResult(
         task_type="time-series-forecasting",
-        dataset_type=f"{experiment.data.source}-{experiment.data.market}",
-        dataset_name=f"{row['series']} {experiment.data.start} to {experiment.data.end}",
+        dataset_type=data.source if data.source in OWN else f"{data.source}-{data.market}",
+        dataset_name=row["series"],
+        dataset_config=row["series"],  # what differs here is an entry of its own; the name alone is not looked at
         dataset_split="test",
+        dataset_args={"start": test[0], "end": test[1]},
         metric_type="rmse",
-        metric_name=f"RMSE of the {row['head']}, {row['unit']} ({row['verdict']} {row['best baseline']})",
+        metric_name=f"RMSE of the {row['head']}{unit} ({row['verdict']} {row['best baseline']})",
         metric_value=round(float(row["rmse"]), 6),
     )
 

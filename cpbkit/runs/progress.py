@@ -56,7 +56,9 @@ class Pace:
         means = np.append(1.0, lengths.cumsum() / np.arange(1, len(lengths) + 1))  # of none, one, two ... of them
         shares = np.array([self.last.get(name, 0.0) for name in missing])
         longer = np.searchsorted(-lengths, -shares, side="left")  # how many went further
-        left = self.seconds / trained * (means[longer] - shares).sum() / self.workers
+        # At least an epoch each: where others have just ended, or this one is being judged, it is not through yet.
+        ahead = np.maximum(means[longer] - shares, 1 / self.epochs).sum()
+        left = self.seconds / trained * ahead / self.workers
         return left if self.deadline is None else max(0.0, min(left, self.deadline - time.time()))
 
     @property

@@ -14,10 +14,11 @@ import pandas as pd
 from cpbkit.config.experiment import PARTS, Experiment, to_json, vary, with_quote
 from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
 from cpbkit.data.files import Found, from_frames
-from cpbkit.data.klines import Klines, split_name
+from cpbkit.data.klines import Klines, find_interval, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
 from cpbkit.data.traces import INTERVAL, Trace, find_traces
 from cpbkit.errors import CpbkitError, check_name
+from cpbkit.hardware.environment import in_notebook
 from cpbkit.windows.series import Table, data_sha256, to_series
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,22 @@ class Settled:
         return f"{self.experiment.preset}-{digest.hexdigest()[:6]}"
 
 
+def inform(text: str) -> None:
+    """Show a line as text in a notebook, which has what is logged on red as if it were an error; else log it."""
+    if not in_notebook():
+        log.warning(text)
+        return
+    from IPython.display import display  # a kernel has it
+
+    display({"text/plain": text}, raw=True)
+
+
 def settle(
     preset: str | os.PathLike | Experiment,
     given: Mapping[str, Any],
     data: Mapping[str, Bars] | None = None,
     *,
-    say: Callable[[str], None] = log.warning,
+    say: Callable[[str], None] = inform,
     tell: Callable[[str], None] = lambda stage: None,
 ) -> Settled:
     """Return what is meant by a preset, settings by their flat name and own data by series.
@@ -102,6 +113,8 @@ def _listed(name: str, value: Any) -> Any:
     if isinstance(value, str) and name in ("symbols", "intervals", "tickers"):  # no column: those may hold blanks
         value = value.replace(",", " ").split()
     each = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if name == "intervals":
+        each = tuple(find_interval(str(interval)) or interval for interval in each)  # 60m is 1h
     return tuple(with_quote(each)) if name == "symbols" else each
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from cpbkit.hardware.monitor import Monitor
 from cpbkit.models import zoo
 from cpbkit.runs import executors, stopping
 from cpbkit.runs.clock import Clock
-from cpbkit.runs.folder import RunFolder
+from cpbkit.runs.folder import LEDGER, RunFolder
 from cpbkit.runs.plan import Plan, find_places, job_name, make_plan
 from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Job, Message, Note, Progress, Result, Shrunk, shrink, work
@@ -70,8 +71,9 @@ def sweep(
     parents = _read_parents(experiment, parent)
     deadline = None if minutes is None else time.time() + 60 * minutes
     run, clock = RunFolder(folder), Clock()
+    is_new = not run.folder.exists()
     state = State(experiment, len(experiment.series))
-    with stopping.listening(), run.writing(experiment), Monitor() as watch:
+    with stopping.listening(), run.writing(experiment), _taking_back(run, is_new), Monitor() as watch:
         state.watch = watch
         state.saved = _saved_shares(run)
         failed = _look_over(run, state, watch)
@@ -99,6 +101,21 @@ def sweep(
         for path in run.folder.glob("progress/*.safetensors"):  # of jobs that are through, by whatever name
             path.unlink()
     return run.results()
+
+
+@contextlib.contextmanager
+def _taking_back(run: RunFolder, is_new: bool) -> Iterator[None]:
+    """Remove a folder that this call made where an error comes before anything is trained, as with a mistyped name.
+
+    An interrupt and `stop` leave it: the same command goes on. It must be held, or another sweep could begin in it.
+    """
+    try:
+        yield
+    except Exception:
+        trained = (LEDGER, "models/*", "progress/*.safetensors")
+        if is_new and not run.wishes()["end"] and not any(any(run.folder.glob(place)) for place in trained):
+            shutil.rmtree(run.folder, ignore_errors=True)
+        raise
 
 
 def plan_refit(parent: RunFolder, until: str, from_zero: bool = False, trust_code: bool = False) -> Experiment:

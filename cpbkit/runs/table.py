@@ -1,10 +1,11 @@
 """Any time series: train one model as published tables do, or several side by side as a sweep does."""
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
+from cpbkit.evaluation.verdicts import Judgement, evidence, judge, verdict_table
 from cpbkit.runs.settle import suit_rate
 from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.alone import train_alone
-from cpbkit.training.loop import assemble
+from cpbkit.training.loop import assemble, forecast, median
 from cpbkit.training.precision import precision
 from cpbkit.windows.series import Series, from_table
 from cpbkit.windows.splits import split, split_rows
@@ -61,10 +63,18 @@ class SeriesResult:
     best_epoch: int = 0
     seconds: float = 0.0  # of the training
     notes: tuple[str, ...] = ()
+    judged: dict[str, Judgement] = field(default_factory=dict)  # of a trained model, by column
+
+    @property
+    def verdicts(self) -> pd.DataFrame:
+        """A row per column: whether it beats the best naive forecast, as a sweep is told."""
+        return verdict_table({head: {self.name: judgement} for head, judgement in self.judged.items()})
 
     def to_dict(self) -> dict:
         """Return plain JSON types."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(dataclasses.replace(self, judged={}))
+        found["verdicts"] = json.loads(self.verdicts.to_json(orient="records"))
+        return {name: value for name, value in found.items() if name != "judged"}
 
 
 def plan_series(
@@ -133,6 +143,11 @@ def run_series(
     on_progress("testing")
     with precision(training, device) as autocast, autocast:
         errors, persistence = _errors(net, windows)
+    if net is not None:
+        test = median(forecast(net, windows, "test", [0])[0], task)
+        parts = evidence(series, splits.test, test, splits.bounds["train"][1])
+        model = experiment.model.name
+        about["judged"] = {head: judge(**part, unit=series.unit, model=model) for head, part in parts.items()}
     kept = len(splits.test) // drop_last * drop_last if drop_last else 0
     return SeriesResult(
         name=name,

@@ -6,7 +6,8 @@ import html
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from cpbkit.config import own
 from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict
 from cpbkit.data import binance, files, synthetic
 from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
+from cpbkit.data.tables import read_table
 from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.models import zoo
@@ -64,17 +66,23 @@ class Forecast:
 
     def to_dict(self) -> dict:
         """Return plain JSON types; times as `2025-03-01T00:00`, UTC."""
-        rows = self.frame.assign(time=self.frame.index.strftime("%Y-%m-%dT%H:%M")).to_dict(orient="records")
+        rows = self.frame.assign(time=[self._written(time) for time in self.frame.index]).to_dict(orient="records")
         told = {name: getattr(self, name) for name in ("series", "last", "nominal", "coverage", "verdict", "synthetic")}
-        return {**told, "last_bar": f"{self.last_bar:%Y-%m-%dT%H:%M}", "bars": rows}
+        return {**told, "last_bar": self._written(self.last_bar), "bars": rows}
+
+    def _written(self, time: pd.Timestamp) -> str:
+        """Write a time of this series, all of them alike."""
+        short = all(each == each.floor("min") for each in (self.last_bar, *self.frame.index))
+        return time.tz_localize(None).isoformat(timespec="minutes" if short else "milliseconds")
 
     def _around(self) -> tuple[str, list[str]]:
         """Return what is said above the table, and below it."""
         made_up = "  (synthetic: no market)" if self.synthetic else ""
         held = "no interval: this model was saved without one"
         if self.nominal is not None:
-            held = f"low to high: a {self.nominal:.0%} interval, which held {self.coverage:.1%} of the test bars"
-        head = f"{self.series}, from the bar of {self.last_bar:%Y-%m-%d %H:%M} UTC{made_up}"
+            nominal, coverage = 100 * self.nominal, 100 * (self.coverage or 0.0)
+            held = f"low to high: a {nominal:.0f} % interval, which held {coverage:.1f} % of the test bars"
+        head = f"{self.series}, from the bar of {self._written(self.last_bar).replace('T', ' ')} UTC{made_up}"
         return head, list(filter(None, [held, self.verdict]))
 
     def __str__(self) -> str:
@@ -201,7 +209,7 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
     Errors: DataError for bars that came from files, which must be given; SourceError.
     """
     data, task = models[0].experiment.data, models[0].experiment.task
-    now = now or pd.Timestamp.now("UTC")
+    now = _moment(now)
     if data.source in ("files", "given", "table") or data.market == "network":
         origin = "read from own files" if data.source == "files" else "given as frames"
         raise DataError(f"the bars of {models[0].series} were {origin}; give the newest ones too")
@@ -216,7 +224,25 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
             found |= synthetic.make_market(symbols, [interval], days[0], yesterday, data.seed)
         else:
             found |= binance.fetch_klines(symbols, [interval], *days, market=data.market)
-    return found
+    return {series: _until(now, klines) for series, klines in found.items()}
+
+
+def _moment(now: object) -> pd.Timestamp:
+    """Return the time by which bars count as closed, by default this one; UTC without a zone. Errors: DataError."""
+    if now is None:
+        return pd.Timestamp.now("UTC")
+    try:
+        time = pd.Timestamp(now)  # type: ignore[call-overload]
+    except (ValueError, TypeError):
+        raise DataError(f"now must be a time, such as 2025-05-31 12:00; got {now!r}") from None
+    return time.tz_localize("UTC") if time.tzinfo is None else time.tz_convert("UTC")
+
+
+def _until(now: pd.Timestamp, klines: Klines) -> Klines:
+    """Return the bars that were closed by then, of a time long over."""
+    step = pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(klines.passport.series)[1]])
+    closed = klines.frame.index + step <= now
+    return klines if closed.all() or not closed.any() else replace(klines, frame=klines.frame[closed])
 
 
 def forecast(
@@ -226,7 +252,7 @@ def forecast(
 
     bars: by series. Errors: DataError, with the rule, for bars that do not fit.
     """
-    models, now = list(models), now or pd.Timestamp.now("UTC")
+    models, now = list(models), _moment(now)
     return _predict(models, {model.series: _look(model, bars[model.series], now) for model in models})
 
 
@@ -255,7 +281,7 @@ def forecast_able(
     """
     if not models:
         raise DataError("a forecast needs at least one finished model, and bars of its series where bars are given")
-    now = now or pd.Timestamp.now("UTC")
+    now = _moment(now)
     trouble: dict[str, str] = {}
     if bars is None:
         bars, trouble = reachable_bars(models, now)
@@ -295,12 +321,22 @@ def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, 
             raise DataError(f"{model.series} was trained on a network trace; give a Trace or its file")
         return _whole_context(to_series(trace, task), task, len(trace.frame)), ""
     if model.experiment.data.source == "table":
+        if isinstance(given, str | os.PathLike):
+            given = read_table(Path(given))
         if not isinstance(given, pd.DataFrame):
-            raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame")
-        return _whole_context(from_table(model.series, given, task.features, task.targets), task, len(given)), ""
+            raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame or a file")
+        newest = _after_holes(given, task)
+        return _whole_context(from_table(model.series, newest, task.features, task.targets), task, len(given)), ""
     klines = closed_bars(model.series, given, now)
     series = _whole_context(to_series(klines, task), task, len(klines.frame))
     return series, hash_bars(klines.frame.tail(task.context))
+
+
+def _after_holes(table: pd.DataFrame, task: Task) -> pd.DataFrame:
+    """Return the rows after the last with a missing value, where that is before all that the model sees."""
+    values = table[[column for column in dict.fromkeys([*task.features, *task.targets]) if column in table]]
+    holes = np.flatnonzero(values.isna().any(axis=1))
+    return table[holes[-1] + 1 :] if len(holes) and holes[-1] < len(table) - task.context else table
 
 
 def closed_bars(series: str, given: Bars, now: pd.Timestamp) -> Klines:

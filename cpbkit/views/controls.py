@@ -22,13 +22,21 @@ class Controls:
 
         self._stop, self.asked = stop, ""  # what was asked for last
         self.series = tuple(series)
-        self._menu = ipywidgets.Dropdown(options=self.series, layout={"width": "150px"})
+        # None is chosen but by a person, lest a press ends another one than was meant.
+        self._menu = ipywidgets.Dropdown(
+            options=self.series,
+            value=None,
+            description="model",
+            style={"description_width": "auto"},
+            layout={"width": "200px"},
+            disabled=not self.series,
+        )
         self._pause = ipywidgets.ToggleButton(value=False, description="pause drawing", layout={"width": "auto"})
         stop_all = ipywidgets.Button(description="stop after this epoch", layout={"width": "auto"})
         stop_all.on_click(self._ask_all)
-        stop_one = ipywidgets.Button(description="stop this model", layout={"width": "auto"})
-        stop_one.on_click(self._ask_one)
-        self._box = ipywidgets.HBox([stop_all, self._menu, stop_one, self._pause])
+        self._one = ipywidgets.Button(description="stop this model", layout={"width": "auto"}, disabled=not self.series)
+        self._one.on_click(self._ask_one)
+        self._box = ipywidgets.HBox([stop_all, self._menu, self._one, self._pause])
         view = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
         # Where there is no such view, as in a saved notebook, the other text stands: none.
         self._shown = display({WIDGET: view, "text/plain": ""}, raw=True, display_id=True)
@@ -44,8 +52,8 @@ class Controls:
             self.series = tuple(series)
             chosen = self._menu.value
             self._menu.options = self.series
-            if chosen in self.series:
-                self._menu.value = chosen
+            self._menu.disabled = self._one.disabled = not self.series
+            self._menu.value = chosen if chosen in self.series else None
 
     def close(self) -> None:
         """Take them off the page: a finished cell has nothing to stop."""
@@ -58,9 +66,11 @@ class Controls:
         self.asked = "all models end with this epoch"
 
     def _ask_one(self, _) -> None:
-        if self._menu.value:
-            self._stop(self._menu.value)
-            self.asked = f"{self._menu.value} ends with this epoch"
+        if not self._menu.value:
+            self.asked = "no model is chosen: the menu names those that train"
+            return
+        self._stop(self._menu.value)
+        self.asked = f"{self._menu.value} ends with this epoch"
 
 
 def hear(kernel: Any) -> None:

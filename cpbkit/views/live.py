@@ -70,7 +70,7 @@ class Notebook:
         self._running: dict[str, Running] = {}
         self._stage, self._standing, self._opened = "", Standing(), False
         self._begun = self._heard = self._worded = self._drawn = clock()
-        self._cost = 0.0  # s of a core, of the last picture
+        self._cost, self._drawn_results = 0.0, 0  # of the last picture: s of a core, models that were through
         self._take_monitor: Callable[[], Any] = lambda: None
         self._stop = stop
         self._controls: Controls | None = None
@@ -93,9 +93,11 @@ class Notebook:
         """Keep a copy: the thread must not read what the sweep is changing."""
         self._heard, self._take_monitor = self._clock(), lambda: state.monitor
         self._results, self._running, self._stage = list(state.results), dict(state.running), state.stage
-        # A large sweep has many words a second: estimates take time.
+        # A large sweep has many words a second: the estimate of the time left takes time, the counts do not.
         if over or not self._opened or self._heard - self._worded >= LINE_PERIOD:
             self._worded, self._standing = self._heard, state.standing()
+        else:
+            self._standing = replace(self._standing, done=state.done, share=state.share)
 
     def _open(self) -> None:
         from IPython import get_ipython  # only kernels have it
@@ -124,7 +126,9 @@ class Notebook:
             self._controls.offer(self._running)
             if self._controls.paused:
                 return
-        if self._clock() - self._drawn >= max(PERIOD, self._cost / SHARE):
+        # A model that ended is drawn at once, so that line and picture count the same; unless a picture takes long.
+        period = PERIOD if len(self._results) == self._drawn_results else 0.0
+        if self._clock() - self._drawn >= max(period, self._cost / SHARE):
             begun = time.thread_time()  # the clock on the wall would count what the training takes meanwhile
             self._image.update(self._drawing(), raw=True)
             self._cost = time.thread_time() - begun
@@ -134,8 +138,10 @@ class Notebook:
         self._shell.events.unregister("post_run_cell", self._leave)
         if self._controls:
             self._controls.close()
-        self._line.update(self._status(stopped), raw=True)
-        self._image.update(self._drawing(), raw=True)
+        # Nothing was begun, as after a name that is not known: the error alone stands there.
+        gone = stopped and not (self._results or self._running or self._standing.share)
+        self._line.update({"text/plain": ""} if gone else self._status(stopped), raw=True)
+        self._image.update({"text/plain": ""} if gone else self._drawing(), raw=True)
 
     def _leave(self, result: Any = None) -> None:
         """Say that the sweep stopped: its cell is over, and not all is done.
@@ -147,17 +153,17 @@ class Notebook:
                 self._close(stopped=True)
 
     def _drawing(self) -> dict[str, str]:
-        self._drawn = self._clock()
+        self._drawn, self._drawn_results = self._clock(), len(self._results)
         html = self.picture.html(self._results, self._running, self._take_monitor(), self._standing.seconds_left)
         return {"text/html": html, "text/plain": tally(self._results, len(self._running), self._standing.total)}
 
     def _status(self, stopped: bool = False) -> dict[str, str]:
-        at, now = replace(self._standing, done=len(self._results)), self._clock()
+        at, now = self._standing, self._clock()
         silent = now - self._heard
         if stopped:
             at = replace(at, seconds_left=None, samples_per_second=0.0)
         elif at.seconds_left is not None:
-            at = replace(at, seconds_left=max(0.0, at.seconds_left - silent))
+            at = replace(at, seconds_left=max(0.0, at.seconds_left - (now - self._worded)))
         parts = [*at.words(), f"{duration(now - self._begun)} elapsed"]
         stage = self._stage if at.done < at.total else ""
         if stopped:
@@ -248,6 +254,75 @@ class Terminal:
                     continue
                 if self._in_place or self._clock() - self._last >= self._period:
                     self._write(self._line(f"at it for {duration(silent)}"))
+
+
+class Countdown:
+    """Work of one kind, so many times: a line that changes in place, with the time left, while the block runs.
+
+    Called, it begins the next one. tell: hears the line; by default a notebook or a terminal shows it, and a file
+    gets nothing.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        tell: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._what, self._total, self._tell, self._clock = what, total, tell, clock
+        self._at, self._name = 0, ""  # which one is at work, counted from 1, and its name
+        self._over, self._lock = threading.Event(), threading.Lock()
+
+    def __enter__(self) -> "Countdown":
+        self._begun = self._since = self._clock()  # when the first one began, and this one
+        self._show = self._find_place()
+        threading.Thread(target=contextvars.copy_context().run, args=(self._beat,), daemon=True).start()
+        return self
+
+    def __call__(self, name: str = "") -> None:
+        """Begin the next one."""
+        with self._lock:
+            self._at, self._name, self._since = self._at + 1, name, self._clock()
+            self._show(self._words())
+
+    def __exit__(self, error: type[BaseException] | None, *_) -> None:
+        with self._lock:
+            self._over.set()
+            elapsed = f"{duration(self._clock() - self._begun)} elapsed"
+            self._show([f"{self._what} {self._at} of {self._total}", "stopped" if error else "done", elapsed])
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            with self._lock:
+                if self._at and not self._over.is_set():
+                    self._show(self._words())
+
+    def _words(self) -> list[str]:
+        """Say which one is at work; each is taken to last as long as those before it."""
+        now, done = self._clock(), self._at - 1
+        parts = [f"{self._what} {self._at} of {self._total}" + (f": {self._name}" if self._name else "")]
+        left = (self._since - self._begun) / done * (self._total - done) - (now - self._since) if done else 0.0
+        if left >= 0.5:
+            parts.append(f"{duration(left)} left")
+        return [*parts, f"{duration(now - self._begun)} elapsed"]
+
+    def _find_place(self) -> Callable[[list[str]], None]:
+        """Return what shows the parts of the line."""
+        if tell := self._tell:
+            return lambda parts: tell(", ".join(parts))
+        if in_notebook():
+            from IPython.display import display
+
+            line = display(status_line(0.0, [self._what], ""), raw=True, display_id=True)
+            return lambda parts: line.update(status_line(self._at / max(1, self._total), parts, ""), raw=True)
+        return self._rewrite if sys.stderr.isatty() else lambda parts: None
+
+    def _rewrite(self, parts: list[str]) -> None:
+        width = width_of(sys.stderr) - 1
+        end = "\n" if self._over.is_set() else ""
+        sys.stderr.write("\r" + cut(", ".join(parts), width).ljust(width) + end)
+        sys.stderr.flush()
 
 
 def sentence(state: "State") -> str:

@@ -23,21 +23,23 @@ def _themed(light: bool) -> str:
 LAYOUT = """
 .cpb{background:var(--paper);color:var(--ink);font:13px/1.4 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
 padding:6px 24px 10px;box-sizing:border-box;font-variant-numeric:tabular-nums;white-space:normal}
-.cpb svg{display:block;width:100%;max-width:none;height:auto}
+.cpb svg{display:block;width:100%;max-width:none;height:auto;overflow:hidden}
 .cpb polyline,.cpb path{fill:none;stroke-width:1.5;vector-effect:non-scaling-stroke;stroke-linejoin:round}
 .cpb-head{display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 24px;font-size:15px;padding:8px 0 4px}
 .cpb-head b{font-size:17px}
 .cpb-head span{white-space:pre-wrap}
 .cpb-legend{display:flex;flex-wrap:wrap;gap:0 14px;color:var(--muted);font-size:12px;margin-bottom:10px}
 .cpb-panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(146px,1fr));gap:12px 13px}
-.cpb-panel{position:relative;min-width:0}
-.cpb-panel>div{display:flex;gap:5px;font-size:12px;white-space:nowrap;overflow:hidden}
-.cpb-panel b{font-weight:400;margin-right:auto;min-width:3.7em;overflow:hidden}
-.cpb-panel>div span{font-size:11px;line-height:1.55}
+.cpb-panel{min-width:0;display:flex;flex-direction:column;justify-content:flex-end}
+.cpb-panel>:first-child{display:flex;flex-wrap:wrap;justify-content:flex-end;gap:0 5px;font-size:12px;
+white-space:nowrap}
+.cpb-panel>:last-child{position:relative}
+.cpb-panel b{font-weight:400;margin-right:auto;max-width:100%;overflow:hidden;text-overflow:ellipsis}
+.cpb-panel span{font-size:11px;line-height:1.55}
 .cpb-panel small{position:absolute;right:2px;max-width:75%;color:var(--red);background:var(--paper);font-size:10.5px;
 line-height:1.2;max-height:3.6em;overflow:hidden;overflow-wrap:anywhere;text-align:right}
 .cpb-panel small.cpb-low{bottom:6px}
-.cpb-panel small.cpb-high{top:24px}
+.cpb-panel small.cpb-high{top:6px}
 .cpb-waiting b,.cpb-muted{color:var(--muted)}
 .cpb-train{color:var(--pale-blue);stroke:var(--pale-blue)}
 .cpb-validation,.cpb-training{color:var(--blue);stroke:var(--blue)}

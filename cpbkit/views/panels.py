@@ -91,7 +91,9 @@ class SweepPicture:
         train, validation = curves
         words, kind, mark = self._state(name, entry, validation)
         reason = escape(entry.reason) if isinstance(entry, ResultLine) and kind == "sick" else ""
-        drawn = frame.line(train, "train") + frame.line(validation, "validation")
+        # A picture of their own cuts off what leaves the panel; the outer one has room for a mark on the edge.
+        drawn = f'<svg style="width:{PANEL_X}px;height:{PANEL_Y}px">'
+        drawn += frame.line(train, "train") + frame.line(validation, "validation") + "</svg>"
         side = "cpb-low"  # where the reason stands: in the half that the cross is not in
         if mark is not None:
             drawn += frame.mark(mark, validation[mark], kind)
@@ -104,8 +106,8 @@ class SweepPicture:
         waits = " cpb-waiting" if entry is WAITING else ""
         return (
             f'<div class="cpb-panel{waits}"><div><b>{escape(label(name))}</b>{words}</div>'
-            f'<svg viewBox="{VIEW}" role="img" aria-label="{spoken}">{frame.rules}{drawn}</svg>'
-            f'<small class="{side}">{reason}</small></div>'
+            f'<div><svg viewBox="{VIEW}" role="img" aria-label="{spoken}">{frame.rules}{drawn}</svg>'
+            f'<small class="{side}">{reason}</small></div></div>'
         )
 
     def _state(self, name: str, entry: ResultLine | Running, curve: np.ndarray) -> tuple[str, str, int | None]:
@@ -151,6 +153,7 @@ class Frame:
         low, high = np.percentile(seen[np.isfinite(seen)], [4, 94])
         low, high = min(low, 0.995, *best), min(max(high, 1.005), 3.0)
         low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
+        low = max(0.0, low) if np.nanmin(seen) >= 0 else low  # no loss is below it, but some of quantiles
         step = 10.0 ** math.floor(math.log10(high - low)) / 20  # round ends move seldom: panels can be kept
         return cls(last, step * math.floor(low / step), step * math.ceil(high / step))
 

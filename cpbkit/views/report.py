@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import hashlib
 import importlib.resources
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from cpbkit import atomic
-from cpbkit.config.experiment import PARTS, Experiment
+from cpbkit.config.experiment import PARTS, Data, Experiment
 from cpbkit.data.klines import Passport, passport_table, say_doubts
 from cpbkit.errors import RunError, check_name
 from cpbkit.evaluation import past, pooled, verdicts
@@ -31,9 +32,18 @@ from cpbkit.views.panels import sweep_html
 from cpbkit.views.style import label, stamped
 from cpbkit.views.verdict import skill_frame
 
+SKILL = (
+    "Skill is 1 − √(loss / loss of the best naive forecast), where a loss is the squared error over the variance known "
+    "when the forecast was made."
+)
+OWN = {"synthetic": "the seeded market", "files": "own files", "given": "own bars", "table": "own tables"}
 PARTS_AT_MOST = 200  # series that have a part of their own; 10,000 would make a page that no browser opens
 SHOWN = 160  # windows of a chart of forecasts
 # What a phone has room for comes first; the columns after it leave a narrow screen, and stand in the series' part.
+VERDICT_COLUMNS = (
+    *("series", "verdict", "", "skill %", "95 % interval", "p", "against", "RMSE", "naive RMSE", "direction %", "IC"),
+    *("fee, bp", "windows"),
+)  # that without a name holds a picture, and is named after its frame
 BARS_COLUMNS = (
     *("series", "there", "files", "first", "last", "expected", "got", "gaps", "unexplained", "zero volume", "flat"),
     "dropped",
@@ -112,6 +122,18 @@ def templates() -> jinja2.Environment:
     return made
 
 
+def say_source(data: Data) -> str:
+    """Say whose bars they are; a market is one of a venue's."""
+    return OWN.get(data.source, f"{data.source} {data.market}")
+
+
+def sentences(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) -> dict[str, list[str]]:
+    """Return what the verdicts of a run say, by head, the headline first. judged: the `judgements` of the results."""
+    losses, _ = pooled.gather([line.series for line in results if line.test], run.losses)
+    said = pooled.say_all(results, judged, losses, {head: pooled.pool(parts) for head, parts in losses.items()})
+    return {head: [said[name] for name in said if name == head or name.startswith(f"{head}, ")] for head in judged}
+
+
 def _chosen(names: Sequence[str], skills: Mapping[str, float], series: Sequence[str] | None) -> tuple[set[str], str]:
     """Return the series that get a part, and what is to be said of those that get none."""
     if series:
@@ -139,8 +161,8 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine],
     sizes = sorted({line.parameters for line in results if line.parameters})
     facts = [
         f"{counted(task.context, 'bar')} in, {counted(task.horizon, 'bar')} out",
-        {"synthetic": "the seeded market", "files": "own files"}.get(data.source, f"{data.source} {data.market}"),
-        f"{data.start or '…'} to {data.end or '…'}",
+        say_source(data),
+        *([f"{data.start or '…'} to {data.end or '…'}"] if data.start or data.end else []),
         *(f"{size:,} parameters a model" for size in sizes),
     ]
     if parent:
@@ -157,25 +179,33 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine],
 
 
 def _verdicts(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) -> dict:
-    heads = []
-    losses, _ = pooled.gather([line.series for line in results if line.test], run.losses)
+    heads, all_said = [], sentences(run, results, judged)
     for head, group in judged.items():
         found = verdicts.verdicts(group)
         best_first = sorted(group, key=lambda name: -group[name].skill)
         said = ((name, verdicts.say_worth(group[name], found[name].word)) for name in best_first)
         frame = skill_frame(group)
+        rows = [_verdict_row(name, group[name], found[name], *frame) for name in best_first]
+        told = [any(_text(cell) for cell in column) for column in zip(*rows, strict=True)]  # or it has an empty column
         heads.append(
             {
-                "headline": verdicts.headline(found, head, unjudged=len(results) - len(group)),
-                "together": pooled.pool(losses[head]).sentence() if len(losses.get(head, ())) > 1 else "",
+                "headline": all_said[head][0],
+                "more": all_said[head][1:],
                 # Of the first model that names a price's direction.
                 "worth": next((f"{label(name)}: {worth}" for name, worth in said if worth), ""),
-                "rows": [_verdict_row(name, group[name], found[name], *frame) for name in best_first],
+                "columns": [*itertools.compress(VERDICT_COLUMNS, told)],
+                "rows": [[*itertools.compress(row, told)] for row in rows],
                 "frame": [f"{_number(100 * end, '+.2g')} %" for end in frame],
             }
         )
     labels = {name: label(name) for group in judged.values() for name in group}
-    return {"heads": heads, "labels": labels}
+    columns = {name for head in heads for name in head["columns"]}
+    return {"heads": heads, "labels": labels, "columns": columns, "skill": SKILL}
+
+
+def _text(cell: str | tuple[str, str]) -> str:
+    """Return what a cell says, beside which its class may stand."""
+    return cell if isinstance(cell, str) else cell[0]
 
 
 def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, low: float, high: float) -> list:
@@ -184,9 +214,9 @@ def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, lo
         (verdict.word, verdict.word.lower().replace(" ", "-")),
         Markup(skill_mark(j, low, high)),
         _number(100 * j.skill, "+.2f"),
-        _span(100, j.skill_low, j.skill_high, "+.2f") if j.is_enough else "",
+        verdicts.say_ends(100 * j.skill_low, 100 * j.skill_high).replace("-", "−") if j.is_enough else "",
         "" if not j.is_enough else f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
-        j.best_baseline,
+        (j.best_baseline, "against"),
         f"{_digits(j.rmse)} {j.unit}".strip(),
         _digits(j.baselines[j.best_baseline]),
         "" if j.direction is None else f"{100 * j.direction:.1f}",
@@ -256,7 +286,8 @@ def _charts(run: RunFolder, line: ResultLine) -> list[str]:
         error = one.truth[rows, -1] - one.forecast[rows, -1]
         inside = (np.abs(error) <= one.half[rows, -1]).mean()
         title = f"{name}, {one.target} of {head}: forecast {counted(int(last), 'bar')} before, and truth"
-        drawn.append(chart(title, times, levels, (low, high), f"{inside:.0%} of the truth lies inside the interval"))
+        spoken = f"{100 * inside:.0f} % of the truth lies inside the interval"
+        drawn.append(chart(title, times, levels, (low, high), spoken))
     for head, told in line.coverage().items():
         if len(told["dates"]) > 1:
             times = np.array(told["dates"], "datetime64[m]")

@@ -28,7 +28,7 @@ from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.settle import Bars
 from cpbkit.runs.trained import Forecast, TrainedModel
 from cpbkit.texts import printable
-from cpbkit.views.report import skill_mark, templates
+from cpbkit.views.report import SKILL, sentences, skill_mark, templates
 from cpbkit.views.style import label
 from cpbkit.views.verdict import skill_frame
 from cpbkit.windows.series import TARGETS
@@ -48,7 +48,9 @@ class Site:
         self.models = {model.series: model for model in models}
         if not self.models:
             raise RunError(f"a page needs at least one finished model; {self.run.folder} has none")
-        self._judged = verdicts.judgements(line for line in self.results if line.series in self.models)
+        known = [line for line in self.results if line.series in self.models]
+        self._judged = verdicts.judgements(known)
+        self._said = sentences(self.run, known, self._judged)
         self._meanings = {head: verdicts.say_meanings(group) for head, group in self._judged.items()}
 
     def documents(self, names: Collection[str], bars: Mapping[str, Bars] | None = None) -> dict[str, dict]:
@@ -138,8 +140,8 @@ class Site:
                 row |= {"word": word, "kind": word.lower().replace(" ", "-"), "skill": skill}
                 row |= {"mark": Markup(skill_mark(group[name], *frame))}
             rows.append(row)
-        said = verdicts.headline(found, head) if found else "No model is judged yet"
-        return {"head": head, "headline": said, "rows": rows}
+        said, *more = self._said.get(head, ["No model is judged yet"])
+        return {"head": head, "headline": said, "more": "\n".join(more), "rows": rows}
 
     def index(self, live: bool = False) -> bytes:
         """Return the first file of the page: what is the same for every series, and all of them at a glance."""
@@ -152,6 +154,7 @@ class Site:
             synthetic=is_synthetic(self.results),
             live=live,
             glances=glances,
+            skill=SKILL,
             choices=self._choices(),
             quantiles=experiment.task.quantiles,
             coins=list(dict.fromkeys(symbol for symbol, _, _ in pairs)),

@@ -6,7 +6,7 @@ import pandas as pd
 from markupsafe import escape
 from pandas.io.formats.style import Styler
 
-from cpbkit.evaluation.verdicts import say_table
+from cpbkit.evaluation.verdicts import CORRECTED, say_table
 from cpbkit.quantities import figure
 
 GOOD, BAD, BETWEEN = "#1a7f4b", "#c0392b", "#b7791f"  # readable on white and on dark grey
@@ -37,7 +37,8 @@ def verdict_html(table: pd.DataFrame, headlines: Sequence[str]) -> str:
     styler = shown.style.hide(axis="index").format(escape="html").map(_colour, subset=["verdict"])
     _left(styler, [name for name in ("series", "head", "verdict", "against") if name in shown])
     styler.set_properties(subset=["95 % interval", "p", "RMSE"], **{"white-space": "nowrap"})
-    return styler.to_html() + "".join(f"<p><b>{escape(line)}</b></p>" for line in headlines)
+    said = "".join(f"<p><b>{escape(line)}</b></p>" for line in headlines)
+    return f"{styler.to_html()}<p>{CORRECTED}.</p>{said}"
 
 
 def _colour(word: str) -> str:

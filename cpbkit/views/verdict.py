@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # two of them load torch, which drawing does not need
 COLOURS = {"BEATS": GREEN, "TIES": FAINT, "LOSES": RED, "TOO FEW TO TELL": FAINT}
 SIGNS = {"OK": (GREEN, "o", 5.5), "NOTE": (ORANGE, "D", 5.5), "SICK": (RED, "X", 7.5)}
 ROW = 19.5  # pixels of a series
+ACROSS = 3  # heads that stand side by side
+NAMES, WORD, BELOW = 78, 150, 76  # pixels: of the names at the left, of the longest word, and of ticks and a title
 
 
 @look()
@@ -35,13 +37,15 @@ def verdict_figure(results: Sequence[ResultLine]) -> Picture:
     """Draw the skill of every model with its interval, a panel per head, the best first."""
     by_head = verdicts.judgements(results)
     rows = max((len(group) for group in by_head.values()), default=1)
-    figure = Picture(WIDTH, 108 + ROW * rows + 34)
-    share = (WIDTH - 24) / max(1, len(by_head))
+    across, down = min(ACROSS, max(1, len(by_head))), max(1, -(-len(by_head) // ACROSS))
+    figure = Picture(WIDTH, 108 + down * (ROW * rows + BELOW) - BELOW + 34)
+    share = (WIDTH - 24) / across
     titles = []
     for i, (head, group) in enumerate(by_head.items()):
         found = verdicts.verdicts(group)
         titles.append(verdicts.headline(found, head, unjudged=len(results) - len(group)))
-        axes = figure.panel(24 + i * share + 78, 108, share - 78 - 110, ROW * rows)
+        left, top = 24 + i % ACROSS * share + NAMES, 108 + i // ACROSS * (ROW * rows + BELOW)
+        axes = figure.panel(left, top, share - NAMES - WORD, ROW * rows)
         _skills(axes, head, group, found, rows)
     drawn = f"skill = 1 − √(loss / loss of the best naive forecast){_tested(results)}, 95 % interval, "
     drawn += f"words Holm-corrected over {rows}" if by_head else "none yet"
@@ -83,13 +87,13 @@ def _skills(axes: Axes, head: str, group: Mapping[str, Judgement], found: Mappin
     axes.set(xlim=(low - pad, high + pad), ylim=(rows - 0.4, -0.6))
     axes.set_yticks(range(len(order)), [label(name) for name in order])
     axes.grid(axis="x")
-    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.xaxis.set_major_locator(MaxNLocator(min(8, int(axes.bbox.width / 45))))  # labels of 45 pixels at most
     axes.xaxis.set_major_formatter("{x:g}")
     ahead = {j.horizon for j in group.values()}
     baselines = {j.best_baseline for j in group.values()}
     bars = counted(ahead.pop(), "bar") if len(ahead) == 1 else "several bars"
     against = baselines.pop() if len(baselines) == 1 else "the best naive forecast"
-    axes.set_title(f"{head}, {bars} ahead  ·  skill against {against}, %", x=-78 / (axes.bbox.width), pad=10)
+    axes.set_title(f"{head}, {bars} ahead  ·  skill against {against}, %", x=-NAMES / axes.bbox.width, pad=10)
 
 
 @look()

@@ -31,17 +31,25 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-const search = document.querySelector(".search");
-if (search) {
-  const input = search.querySelector("input");
+const marks = document.querySelector(".marks");
+if (marks) {
+  const search = Object.assign(document.createElement("div"), { className: "search" });
+  const input = document.createElement("input");
+  const told = Object.assign(document.createElement("span"), { className: "muted", role: "status" });
+  Object.assign(input, { type: "search", placeholder: "BTC, 1h, beats …", ariaLabel: "Search the series" });
+  input.autocomplete = "off";
+  search.append(input, told);
+  const about = document.querySelector("#verdicts > .muted");
+  about.append(" A column's name sorts by it; a series' name opens its part below.");
+  about.after(search);
   const rows = document.querySelectorAll(".marks tbody tr");
   const parts = document.querySelectorAll(".part");
-  search.hidden = false;
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     let found = 0;
     for (const row of rows) {
-      const text = [0, 1, 6].map((column) => row.cells[column].textContent).join(" ").toLowerCase();
+      const cells = [row.cells[0], row.cells[1], row.querySelector(".against")];
+      const text = cells.map((cell) => cell.textContent).join(" ").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
       found += !row.hidden;
     }
@@ -49,7 +57,7 @@ if (search) {
       const text = part.querySelector("summary").textContent.toLowerCase();
       part.hidden = !words.every((word) => text.includes(word));
     }
-    search.querySelector("[role=status]").textContent = words.length ? `${found} of ${rows.length}` : "";
+    told.textContent = words.length ? `${found} of ${rows.length}` : "";
   });
 }
 

@@ -12,6 +12,7 @@ const STALE_MS = 20_000; // a new bar is asked for so long after the last one cl
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const clock = (ms) => new Date(ms).toISOString().slice(0, 16).replace("T", " ");
 const number = (x) => (x == null ? "" : x.toLocaleString("en", { maximumSignificantDigits: 7 }));
+const decimals = (x) => number(x).split(".")[1]?.length ?? 0;
 let shown = null;
 let timer = 0;
 
@@ -146,8 +147,12 @@ async function drawNext(told) {
   };
   const unit = forecast.unit === undefined ? "" : `, ${forecast.unit} from the last ${target}`;
   head.replaceChildren(row("th", ["bar that begins at, UTC", ...columns.map((name) => name.replace("_", " ") + unit)]));
+  const places = columns.map((name) => Math.min(20, Math.max(...forecast.bars.map((bar) => decimals(bar[name])))));
+  const alike = (x, n) => x?.toLocaleString("en", { minimumFractionDigits: n, maximumFractionDigits: n }) ?? "";
   body.replaceChildren(
-    ...forecast.bars.map((bar) => row("td", [bar.time.replace("T", " "), ...columns.map((name) => number(bar[name]))])),
+    ...forecast.bars.map((bar) =>
+      row("td", [bar.time.replace("T", " "), ...columns.map((name, i) => alike(bar[name], places[i]))]),
+    ),
   );
   const at = (time) => Date.parse(`${time}Z`);
   const origin = [at(forecast.last_bar), ...columns.map(() => (forecast.last ? forecast.last[target] : 0))];
@@ -220,7 +225,7 @@ async function show(name, keepFocus = true) {
   const { head, isOld } = wanted();
   const glance = lists.find((list) => list.dataset.head === head) ?? lists[0];
   for (const list of lists) list.hidden = list !== glance;
-  document.querySelector(".headline").textContent = glance.dataset.headline;
+  for (const part of ["headline", "more"]) document.querySelector(`.${part}`).textContent = glance.dataset[part];
   for (const link of document.querySelectorAll("ol a")) link.toggleAttribute("aria-current", named(link) === name);
   const verdict = byId("verdict");
   byId("name").textContent = known.get(name).querySelector("b").textContent;
