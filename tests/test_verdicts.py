@@ -258,7 +258,7 @@ def test_what_a_forecast_is_worth():
     assert (j.ic, j.ic_low, j.ic_high) == metrics.rank_correlation(truth[:, -1, 0], forecast[:, -1, 0], 2)
     assert j.fee == pytest.approx(metrics.break_even_fee(1e4 * truth[:, -1, 0], forecast[:, -1, 0], 2)[0])
     assert j.ic_low > 0.2 and "following its sign would have paid a fee of" in verdicts.say_worth(j, "BEATS")
-    assert "would have paid a fee, but its verdict is TIES" in verdicts.say_worth(j, "TIES")
+    assert "would have paid a fee, but TIES says that this may be luck: break-even" in verdicts.say_worth(j, "TIES")
     unsure = dataclasses.replace(j, fee=17.5, fee_low=-2.0)
     assert "is not sure to pay any fee: break-even fee 17.5 bp (-2.0 to" in verdicts.say_worth(unsure, "TIES")
     nothing = verdicts.judge(truth, -forecast, baselines, "bp", is_price=True)

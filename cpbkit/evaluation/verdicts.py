@@ -400,7 +400,7 @@ def say_worth(j: Judgement, word: str) -> str:
     if j.fee_low > 0 and word == BEATS:
         said = f"following its sign would have paid a fee of {j.fee_low:.1f} bp"
     elif j.fee_low > 0:
-        said = f"following its sign would have paid a fee, but its verdict is {word}: this may be luck"
+        said = f"following its sign would have paid a fee, but {word} says that this may be luck"
     elif j.fee > 0:
         said = "following its sign is not sure to pay any fee"
     else:
@@ -591,7 +591,8 @@ def table_text(table: pd.DataFrame, columns: int) -> str:
         "IC": "IC: rank correlation of forecast and truth",
         "fee bp": "fee bp: at which following the sign breaks even",
     }
-    worth = [f"{name}: {said}" for name, said in zip(table["series"], table["worth"], strict=True) if said]
+    sure_first = table.sort_values("verdict", key=lambda words: words != BEATS, kind="stable")
+    worth = [f"{name}: {said}" for name, said in zip(sure_first["series"], sure_first["worth"], strict=True) if said]
     left = ", ".join(name for name in whole if name not in shown)
     out = [f"no room for {left}: a wider terminal, or --json"] if left else []
     return "\n".join([text, *out, *(note for name, note in notes.items() if name in shown), *worth[:1]])
