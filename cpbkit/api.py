@@ -32,6 +32,7 @@ from cpbkit.evaluation.verdicts import (
     headline,
     judgements,
     meanings,
+    say_p,
     seed_spread,
     skill_by_horizon,
     table_text,
@@ -278,8 +279,8 @@ class Run:
         """Return a menu of the losses of all models, which begins with `series`, or the first."""
         from cpbkit.views.live import browse
 
-        order = self.series
-        return browse(sorted(self.results, key=lambda line: order.index(line.series)), series)
+        place = {name: i for i, name in enumerate(self.series)}
+        return browse(sorted(self.results, key=lambda line: place[line.series]), series)
 
     def forecast(
         self, bars: Mapping[str, Bars] | None = None, now: pd.Timestamp | None = None
@@ -394,7 +395,7 @@ class Comparison:
             "Each pair of runs, the skill of the first against the other:": self.pairs,
             "For each series the run of the least validation loss:": self.best.reindex(columns=BEST),
         }
-        form = {"float_format": "{:.3f}".format, "formatters": {"p": lambda p: "< 0.001" if p < 0.0005 else f"{p:.3f}"}}
+        form = {"float_format": "{:.3f}".format, "formatters": {"p": say_p}}
         tables = [f"{title}\n{table.to_string(index=False, **form)}" for title, table in shown.items() if len(table)]
         heads = [] if self.best.empty else [f"By validation: {line}" for line in self._headlines()]
         return "\n\n".join([*tables, *heads, *self.notes])

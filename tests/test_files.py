@@ -379,6 +379,10 @@ def test_commas_before_three_digits_are_decimals_where_each_number_has_one(tmp_p
     told = "day;load;flats\n01.01.2025 00:00;50,586;1,200\n01.01.2025 01:00;0,240;900\n01.01.2025 02:00;56,407;1,100\n"
     found = table(tmp_path, told.replace(";900", ";0,900"))
     assert found["load"].tolist() == [50.586, 0.24, 56.407] and found["flats"].tolist() == [1.2, 0.9, 1.1]
+    pointed = "day;close;volume\n2024-01-01 00:00;0.5001;13,346\n2024-01-01 01:00;0.5002;14,100\n"
+    assert list(table(tmp_path, pointed)) == ["close"], "a point before decimals: these commas end thousands"
+    named = table(tmp_path, "timestamp,x\n1600000000,1\n1600000060,2\n", time="timestamp", columns=["timestamp", "x"])
+    assert list(named) == ["timestamp", "x"]
     thousands = "day;load\n01.01.2025 00:00;1,586\n01.01.2025 01:00;900\n"
     with pytest.raises(DataError, match="needs at least one column of numbers"):
         table(tmp_path, thousands)

@@ -146,6 +146,14 @@ def test_runs_on_other_windows_are_not_compared():
         pooled.compare_runs({"a": {"BTC": one}, "b": {"ETH": one}})
 
 
+def test_a_minute_belongs_to_its_own_day():
+    ones = np.ones(2)
+    minute = Losses(np.array([86_340, 86_400]), 60, 1, ones, np.array([1.0, 3.0]), {"drift": 2 * ones})
+    day = Losses(np.array([0, 86_400]), 86_400, 1, ones, np.array([1.0, 3.0]), {"drift": 2 * ones})
+    table, _ = pooled._means({"minute": minute, "day": day}, [{"minute": minute.model, "day": day.model}])
+    assert table[0].tolist() == [0.5, 1.5]
+
+
 def test_runs_of_bars_shorter_than_a_second_are_compared():
     begin = 1_735_689_600.0  # such times have fractions of a second, which are not exact
     good = losses(0.4, step=0.2, horizon=3, begin=begin)

@@ -766,6 +766,23 @@ def noise_in_a_loader_made_anew():
             step(model, optimizer, x, y)
 
 
+def noise_in_a_loader_whose_workers_persist():
+    model, optimizer = make()
+    data = TensorDataset(torch.randn(20_000, 8), torch.randn(20_000, 1))
+    loader = DataLoader(data, 64, shuffle=True, num_workers=1, persistent_workers=True)
+    for _ in range(3):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+
+
+def gains_times_a_difference():
+    model, optimizer = make()
+    for _ in steps():
+        optimizer.zero_grad()
+        ((model(300 * X) - 500.0) * torch.randn(32, 1)).mean().backward()
+        optimizer.step()
+
+
 def a_generator_that_maximises():
     (model, optimizer), (critic, other) = make(), make()
     critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -866,6 +883,8 @@ RIGHT = [
     a_generator_that_maximises,
     of_the_same_sample,
     noise_in_a_loader_made_anew,
+    noise_in_a_loader_whose_workers_persist,
+    gains_times_a_difference,
     weights_moved_by_hand,
     a_scale_that_begins_at_one,
     a_loss_of_pairs,

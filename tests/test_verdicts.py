@@ -233,7 +233,7 @@ def test_an_end_that_an_interval_leaves_open_is_no_number():
 def test_where_windows_are_too_few_it_says_how_many_it_takes():
     few, enough = verdicts.judge(*example(159, 10, 50), "bp"), verdicts.judge(*example(160, 10, 0.9), "bp")
     said = verdicts.tell_too_few({"price": {"a": few, "b": enough}})
-    assert said.startswith("TOO FEW TO TELL: 159 windows of 10 bars, a word takes 160. ")
+    assert said.startswith("TOO FEW TO TELL: the least is 159 windows of 10 bars, a verdict needs 160. ")
     assert verdicts.tell_too_few({"price": {"b": enough}}) == ""
 
 
@@ -249,7 +249,7 @@ def test_an_interval_above_zero_that_ties_says_why():
 def test_columns_that_a_terminal_has_no_room_for_are_named():
     table = verdicts.verdict_table({"price": {"a": verdicts.judge(*example(3000, 2, gain=0.3), "bp")}})
     narrow, wide = verdicts.table_text(table, 60), verdicts.table_text(table, 300)
-    assert "no room for" in narrow and "windows: a wider terminal, or --json" in narrow and "no room for" not in wide
+    assert "no room here for" in narrow and "windows" in narrow.splitlines()[2] and "no room" not in wide
 
 
 def test_what_a_forecast_is_worth():

@@ -37,7 +37,7 @@ from cpbkit.gpu_check.script import run_script
 from cpbkit.gpu_check.seen import Seen, Taken
 from cpbkit.gpu_check.shares import WAITING, Line, attribute, cure_of_data, find_kind
 from cpbkit.gpu_check.soundness import Unsound
-from cpbkit.gpu_check.watch import watch
+from cpbkit.gpu_check.watch import Watch, watch
 
 HERE = Path(__file__)
 
@@ -63,6 +63,9 @@ def lasting(items, seconds=2.0):
         yield from items
         if time.perf_counter() > end:
             return
+
+
+ROW = torch.randn(64).tolist()
 
 
 def line_of(text):
@@ -368,7 +371,22 @@ def test_weights_that_are_moved_by_hand_make_steps_too(monkeypatch):
                 for p in model.parameters():
                     p -= 0.1 * p.grad
                     p.grad = None
-    assert w.steps == len(batches) - 3
+    assert w.steps == len(batches) - 3 and w.notes.add_up().passes == 1
+
+
+@pytest.mark.long
+def test_the_time_of_python_is_not_put_on_the_short_call_after_it():
+    def features():
+        ranks = [sum(1 for v in ROW if v < u) for u in ROW]  # in pure Python
+        return torch.tensor(ranks)  # next to nothing
+
+    model, optimizer, _ = make()
+    with watch(live=False, tell=False) as w:
+        for _ in lasting(range(400)):
+            step(model, optimizer, torch.stack([features()[:8] / 64 for _ in range(16)]), torch.zeros(16, 1))
+    seconds = {line.line: line.seconds for line in w.notes.add_up().lines}
+    slow, short = (seconds.get(line_of(f"# {mark}"), 0.0) for mark in ("in pure " + "Python", "next to " + "nothing"))
+    assert slow > 2 * short, w.report()
 
 
 def test_a_watch_within_another_sees_as_much_and_leaves_nothing_behind():
@@ -382,6 +400,23 @@ def test_a_watch_within_another_sees_as_much_and_leaves_nothing_behind():
     assert min(steps) == max(steps) >= len(batches) and steps == [w.steps for w in watches]
     assert {w.notes.add_up().passes for w in watches} == {1.0}
     assert min(len(w.notes.marks) for w in watches) > 10 and torch.autograd.backward is original
+
+
+def test_a_pass_is_noted_once_though_somebody_stands_in_for_it_too(monkeypatch):
+    calls, passes, original = [], Watch._pass, torch.autograd.backward
+    monkeypatch.setattr(Watch, "_pass", lambda self, *given, **more: calls.append(1) or passes(self, *given, **more))
+    model, optimizer, batches = make()
+    try:
+        with watch(live=False, tell=False):
+            stand_in = torch.autograd.backward
+            torch.autograd.backward = lambda *args, **kwargs: stand_in(*args, **kwargs)
+            for x, y in lasting(batches, seconds=1.0):
+                before = len(calls)
+                step(model, optimizer, x, y)
+                assert len(calls) - before <= 1
+    finally:
+        torch.autograd.backward = original
+    assert len(calls) > 20
 
 
 def test_a_mode_that_is_entered_while_operators_are_counted_leaves_no_count_behind():

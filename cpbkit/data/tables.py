@@ -86,7 +86,7 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
     if time is None:
         return values
     values = values.set_index(times.read_times(table[time], path.name).rename(time)).sort_index(kind="stable")
-    again = values.reset_index().duplicated().to_numpy()
+    again = values.reset_index(names="").duplicated().to_numpy()
     if again.any():
         log.warning("%s: rows left out that repeat another: %d", path.name, again.sum())
         values = values[~again]
@@ -472,7 +472,8 @@ def _from_text(blob: bytes) -> pd.DataFrame:
     cells_below = pd.Series([cell for row in rows[1:] for cell in row], dtype=str)
     columns = zip(*(row for row in rows[1:] if len(row) == width), strict=True)
     commas = has_decimal_commas(cells_below) or any(map(_have_all_commas, columns))
-    decimal = "," if separator == ";" and commas else "."
+    pointed = cells_below.str.fullmatch(r"-?[\d,]*\.\d+").any()  # then a comma ends thousands
+    decimal = "," if separator == ";" and commas and not pointed else "."
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:

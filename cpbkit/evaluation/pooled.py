@@ -165,6 +165,9 @@ def pool(parts: Mapping[str, Losses]) -> Pooled:
     return Pooled(Verdict(word, p, reason), len(parts), count, best, **found, win_rate=win_rate)
 
 
+KINDS = ("", ", all series", ", new and old", ", advice")  # what is said of a head, by what follows its name
+
+
 def say_all(
     results: "Sequence[ResultLine]",
     by_head: Mapping[str, Mapping[str, Judgement]],
@@ -205,7 +208,7 @@ def _means(parts: Mapping[str, Losses], models: Sequence[Mapping[str, np.ndarray
     width = max(one.step_seconds for one in parts.values())
     horizon = max(int(-(-one.horizon * one.step_seconds // width)) for one in parts.values())
     names = _shared_baselines(parts)
-    places = [np.floor(one.times / width + 1e-3) for one in parts.values()]  # a fraction of a second is not exact
+    places = [np.floor((one.times + 5e-4) / width) for one in parts.values()]  # a fraction of a second is not exact
     slots, inverse = np.unique(np.concatenate(places), return_inverse=True)
     columns = []
     for series, one in parts.items():

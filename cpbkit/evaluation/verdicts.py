@@ -6,7 +6,7 @@ N windows (oldest first), H horizon, K targets of one head.
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -259,23 +259,28 @@ def judge_heads(
     series: "Series", origins: np.ndarray, forecast: np.ndarray, train_end: int, model: str = ""
 ) -> dict[str, Judgement]:
     """Judge a model's y (W, H, K) at the origins of a series, head by head, against the baselines of each head."""
-    found = evidence(series, origins, forecast, train_end)
-    return {head: judge(**part, unit=series.unit, model=model) for head, part in found.items()}
+    found = each_evidence(series, origins, forecast, train_end)  # a table may have hundreds of heads: one at a time
+    return {head: judge(**part, unit=series.unit, model=model) for head, part in found}
 
 
-def evidence(
+def evidence(*given, **more) -> dict[str, dict]:
+    """Return all that `each_evidence` yields."""
+    return dict(each_evidence(*given, **more))
+
+
+def each_evidence(
     series: "Series",
     origins: np.ndarray,
     forecast: np.ndarray,
     train_end: int,
     pretrained: str = "",
     is_itself: bool = False,
-) -> dict[str, dict]:
-    """Return what `judge` asks for, by head, but for the unit and the model.
+) -> Iterator[tuple[str, dict]]:
+    """Yield each head with what `judge` asks for of it, but for the unit and the model.
 
     pretrained: a Chronos model that stands among the naive forecasts, unless the forecast is its own.
     """
-    horizon, found = forecast.shape[1], {}
+    horizon, truth = forecast.shape[1], series.truth(origins, forecast.shape[1])
     rows = np.arange(train_end - 1)
     rows = rows[series.segment[rows] == series.segment[rows + 1]]
     for head, columns in series.columns.items():
@@ -287,18 +292,20 @@ def evidence(
                 naive[zero_shot.name_of(pretrained)] = zero_shot.forecast(pretrained, series, columns, origins, horizon)
             notes = (*notes, zero_shot.say_dates(pretrained, series, origins))
         close = [i for i, k in enumerate(columns) if series.targets[k] == "close"]
-        found[head] = {
-            "truth": series.truth(origins, horizon)[..., columns],
-            "forecast": forecast[..., columns],
-            "baselines": naive,
-            "anchors": series.anchors[origins][:, columns],
-            "scale": np.abs(series.levels[rows + 1] - series.anchors[rows]).mean(axis=0)[columns],
-            "variance": _variance_at(series, columns, origins, train_end),
-            "direction_of": close[0] if close else -1,
-            "is_price": head == "price" and series.unit == "bp",
-            "notes": notes,
-        }
-    return found
+        yield (
+            head,
+            {
+                "truth": truth[..., columns],
+                "forecast": forecast[..., columns],
+                "baselines": naive,
+                "anchors": series.anchors[origins][:, columns],
+                "scale": np.abs(series.levels[rows + 1] - series.anchors[rows]).mean(axis=0)[columns],
+                "variance": _variance_at(series, columns, origins, train_end),
+                "direction_of": close[0] if close else -1,
+                "is_price": head == "price" and series.unit == "bp",
+                "notes": notes,
+            },
+        )
 
 
 def known_variance(squares: np.ndarray) -> np.ndarray:
@@ -398,7 +405,8 @@ def say_worth(j: Judgement, word: str) -> str:
     ic = f"information coefficient {j.ic:+.3f} ({j.ic_low:+.3f} to {j.ic_high:+.3f})"
     fee = f"break-even fee {j.fee:.1f} bp ({j.fee_low:.1f} to {j.fee_high:.1f})"
     if j.fee_low > 0 and word == BEATS:
-        said = f"following its sign would have paid a fee of {j.fee_low:.1f} bp"
+        least = f"{j.fee_low:.1f} bp" if j.fee_low >= 0.05 else "less than 0.1 bp"
+        said = f"following its sign would have paid a fee of {least}"
     elif j.fee_low > 0:
         said = f"following its sign would have paid a fee, but {word} says that this may be luck"
     elif j.fee > 0:
@@ -480,9 +488,9 @@ def tell_too_few(by_head: Mapping[str, Mapping[str, Judgement]]) -> str:
     few = [j for group in by_head.values() for j in group.values() if not j.is_enough]
     if not few:
         return ""
-    most = max(few, key=lambda j: j.windows / least_windows(j.horizon))
-    said = f"{TOO_FEW}: {most.windows} windows of {most.horizon} bars, a word takes {least_windows(most.horizon)}"
-    return f"{said}. Test more days, or forecast fewer bars"
+    one = min(few, key=lambda j: j.windows / least_windows(j.horizon))
+    said = f"{TOO_FEW}: the least is {one.windows} windows of {one.horizon} bars, a verdict needs"
+    return f"{said} {least_windows(one.horizon)}. Test more days, or forecast fewer bars"
 
 
 def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]:
@@ -550,6 +558,11 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
+def say_p(p: float) -> str:
+    """Say a p in three digits, of which none may read as certainty."""
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
+
+
 def say_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return `verdict_table` as people read it: texts, empty where nothing is said, and what decides comes first."""
 
@@ -563,7 +576,7 @@ def say_table(table: pd.DataFrame) -> pd.DataFrame:
             **{name: table[name] for name in ("series", "head", "verdict")},
             "skill %": said("skill %", "{:+.2f}".format),
             "95 % interval": ["" if pd.isna(low) else say_ends(low, high) for low, high in ends],
-            "p": said("p", lambda p: f"{p:.3f}" if p >= 0.0005 else "< 0.001"),
+            "p": said("p", say_p),
             "against": table["best baseline"],
             "persistence %": said("skill against persistence %", "{:+.2f}".format),
             "direction %": said("direction %", "{:.1f}".format),
@@ -594,7 +607,7 @@ def table_text(table: pd.DataFrame, columns: int) -> str:
     sure_first = table.sort_values("verdict", key=lambda words: words != BEATS, kind="stable")
     worth = [f"{name}: {said}" for name, said in zip(sure_first["series"], sure_first["worth"], strict=True) if said]
     left = ", ".join(name for name in whole if name not in shown)
-    out = [f"no room for {left}: a wider terminal, or --json"] if left else []
+    out = [f"no room here for {left}"] if left else []
     return "\n".join([text, *out, *(note for name, note in notes.items() if name in shown), *worth[:1]])
 
 

@@ -54,7 +54,7 @@ class Census(TorchDispatchMode):
         self.read.update(tensor.untyped_storage()._cdata for tensor in read)
         for storage in (tensor.untyped_storage() for tensor in made):
             self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        if is_wait(packet, args, made):
+        if is_wait(packet, args, out):
             self._add_wait()
         if packet is aten._local_scalar_dense or function.is_view or packet in FREE:
             return out
@@ -82,8 +82,8 @@ class Census(TorchDispatchMode):
         self.waits.append(f"{name}:{frame.f_lineno}" if frame else name)
 
 
-def is_wait(packet, args, made: list) -> bool:
-    """Say whether the host waits in a call for what lies on a device; of a value on the host, it would."""
+def is_wait(packet, args, out) -> bool:
+    """Say whether a call makes the host wait, if what it reads lies on a device."""
     if packet in WAITS:
         return True
     if packet is aten.index:  # by a mask: its length is not known before the device has counted
@@ -91,7 +91,7 @@ def is_wait(packet, args, made: list) -> bool:
     if packet not in (aten._to_copy, aten.copy_):
         return False
     there = any(t.is_cuda for t in tree_leaves(args) if isinstance(t, torch.Tensor))
-    return there and bool(made) and made[0].device.type == "cpu"
+    return there and isinstance(out, torch.Tensor) and out.is_cpu
 
 
 def take_census(train: Callable[[], object]) -> Census:

@@ -9,7 +9,7 @@ import math
 import re
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from types import CodeType
@@ -102,11 +102,9 @@ class Notes:
     memory: list[tuple[int, float]] = field(default_factory=list)  # (steps, bytes)
     busy: list[float] = field(default_factory=list)
     behind: list[bool] = field(default_factory=list)
-    loaders: set[Loader] = field(default_factory=set, metadata=LASTS)
-    begun: tuple[Callable[[], Any], OwnLine | None] = (
-        lambda: None,
-        None,
-    )  # the last that shuffles, its line
+    loaders: dict[Loader, None] = field(default_factory=dict, metadata=LASTS)  # in the order that they were begun in
+    begun: weakref.ref | None = None  # what goes through the last one that shuffles
+    begun_at: OwnLine | None = None
     paired: OwnLine | None = field(default=None, metadata=LASTS)  # the line that goes through two that shuffle at once
     starts: list[OwnLine | None] = field(default_factory=list, metadata=LASTS)  # lines at which workers were started
     problems: list[str] = field(default_factory=list, metadata=LASTS)
@@ -118,8 +116,8 @@ class Notes:
 
     @property
     def passes(self) -> float:
-        """Passes backward a step."""
-        return self.backwards / max(min(self.steps, COUNTED[-1] + 1), 1)
+        """Passes backward a step; by hand, each is a step."""
+        return 1.0 if self.by_hand else self.backwards / max(min(self.steps, COUNTED[-1] + 1), 1)
 
     @property
     def waits(self) -> bool:
@@ -490,14 +488,14 @@ class Notes:
         """Note a loader that is begun, and the line that asks for its samples."""
         streams = isinstance(loader.dataset, IterableDataset)
         samples = self._find_samples(loader)
-        self.loaders.add(Loader(loader.num_workers, loader.batch_size or 0, streams, samples))
+        self.loaders.setdefault(Loader(loader.num_workers, loader.batch_size or 0, streams, samples))
         if not isinstance(loader.sampler, RandomSampler):
             return
-        other, there = self.begun
-        waiting = other()  # as where both are given to zip: nothing is asked of either yet
-        if at and at == there and waiting is not None and not waiting._num_yielded:
+        waiting: Any = self.begun and self.begun()  # as where both are given to zip: nothing is asked of either yet
+        # Workers that persist have one iterator for all epochs.
+        if at and at == self.begun_at and waiting not in (None, iterator) and not waiting._num_yielded:
             self.paired = at
-        self.begun = weakref.ref(iterator), at
+        self.begun, self.begun_at = weakref.ref(iterator), at
 
     def _find_samples(self, loader: DataLoader) -> CodeType | None:
         """Return the person's own function that makes a loader's samples."""

@@ -181,7 +181,7 @@ class Operators(TorchDispatchMode):
         self.packed |= packet is aten._pack_padded_sequence
         if line and packet is aten.embedding and (padding := _find_padding(args[1])):
             self.padding = max(self.padding or (0.0, False, line), (*padding, line))
-        if line and is_wait(packet, args, [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]):
+        if line and is_wait(packet, args, out):
             on_host = all(x.is_cpu for x in tree_leaves(args) if isinstance(x, torch.Tensor))
             self.waits += [] if on_host else [line]
         if function.is_view or packet in FREE or packet is aten._local_scalar_dense:

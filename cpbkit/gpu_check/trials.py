@@ -183,7 +183,9 @@ def _try_larger(step: Step, seconds: float) -> Gain | None:
         if once > seconds / 8 or (power and rates[-1] < 1.1 * rates[-2]):
             break
     del run  # it may fill the device
-    knee = 2 ** rates.index(max(rates)) if rates else 1
+    if not rates:
+        return Gain("", note="not reached: the batch itself does not fit on the device")
+    knee = 2 ** rates.index(max(rates))
     if knee == 1:
         return Gain("", note="not reached: twice the batch gives no more samples a second")
     gain = compare(clock, lambda: step.train(batch), step.on_samples(batch, samples * knee), seconds / 2)

@@ -48,7 +48,7 @@ LIVE = 2.0  # s between two live lines, at the least
 
 _lock = threading.Lock()
 _attending: list["Watch"] = []  # those that note passes backward: one may be within another
-_stand_in = contextlib.ExitStack()  # while there are any
+_stand_in: functools.partial | None = None  # for torch.autograd.backward, while it is there
 _told: dict[tuple[str, int], str] = {}  # place of a watch in the person's source -> the verdict it last gave
 
 
@@ -232,14 +232,8 @@ class Watch:
         with _lock:
             if attends == (self in _attending):
                 return
-            if attends:
-                if not _attending:
-                    _stand_in.enter_context(replaced(torch.autograd, "backward", _note_pass))
-                _attending.append(self)
-            else:
-                _attending.remove(self)
-                if not _attending:
-                    _stand_in.close()
+            (_attending.append if attends else _attending.remove)(self)
+            _put_stand_in()
 
     def _take(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of another optimiser count; of one that trains from here on, what was seen before is over."""
@@ -499,6 +493,16 @@ def watch(*things, live: bool = True, tell: bool = True) -> Watch:
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno
     return Watch(loader, optimizer, live, tell, place)
+
+
+def _put_stand_in() -> None:
+    """Put it in where passes backward are to be noted, and take it out where they are not."""
+    global _stand_in
+    if _attending and _stand_in is None:
+        _stand_in = torch.autograd.backward = functools.partial(_note_pass, torch.autograd.backward)
+    elif not _attending and torch.autograd.backward is _stand_in:
+        torch.autograd.backward, _stand_in = _stand_in.args[0], None
+    # Else somebody has put another one on top, which calls this one; it passes all on.
 
 
 def _note_pass(original, *args, **kwargs):

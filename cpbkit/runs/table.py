@@ -18,7 +18,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.training_checks import Check, check_results
-from cpbkit.evaluation.verdicts import Judgement, evidence, judge, verdict_table
+from cpbkit.evaluation.verdicts import Judgement, judge_heads, verdict_table
 from cpbkit.runs.settle import suit_rate
 from cpbkit.runs.worker import Job, Result, work
 from cpbkit.training.alone import train_alone
@@ -143,11 +143,9 @@ def run_series(
     on_progress("testing")
     with precision(training, device) as autocast, autocast:
         errors, persistence = _errors(net, windows)
-    if net is not None:
-        test = median(forecast(net, windows, "test", [0])[0], task)
-        parts = evidence(series, splits.test, test, splits.bounds["train"][1])
-        model = experiment.model.name
-        about["judged"] = {head: judge(**part, unit=series.unit, model=model) for head, part in parts.items()}
+        if net is not None:
+            test = median(forecast(net, windows, "test", [0])[0], task)
+            about["judged"] = judge_heads(series, splits.test, test, splits.bounds["train"][1], experiment.model.name)
     kept = len(splits.test) // drop_last * drop_last if drop_last else 0
     return SeriesResult(
         name=name,

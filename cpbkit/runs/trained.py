@@ -66,23 +66,26 @@ class Forecast:
 
     def to_dict(self) -> dict:
         """Return plain JSON types; times as `2025-03-01T00:00`, UTC."""
-        rows = self.frame.assign(time=[self._written(time) for time in self.frame.index]).to_dict(orient="records")
+        last, *times = self._written()
+        rows = self.frame.assign(time=times).to_dict(orient="records")
         told = {name: getattr(self, name) for name in ("series", "last", "nominal", "coverage", "verdict", "synthetic")}
-        return {**told, "last_bar": self._written(self.last_bar), "bars": rows}
+        return {**told, "last_bar": last, "bars": rows}
 
-    def _written(self, time: pd.Timestamp) -> str:
-        """Write a time of this series, all of them alike."""
-        short = all(each == each.floor("min") for each in (self.last_bar, *self.frame.index))
-        return time.tz_localize(None).isoformat(timespec="minutes" if short else "milliseconds")
+    def _written(self) -> list[str]:
+        """Write the times of the last bar and of those that are forecast, all of them alike."""
+        times = self.frame.index.insert(0, self.last_bar).tz_localize(None)
+        unit = "minutes" if (times == times.floor("min")).all() else "milliseconds"
+        return [time.isoformat(timespec=unit) for time in times]
 
     def _around(self) -> tuple[str, list[str]]:
         """Return what is said above the table, and below it."""
         made_up = "  (synthetic: no market)" if self.synthetic else ""
         held = "no interval: this model was saved without one"
         if self.nominal is not None:
-            nominal, coverage = 100 * self.nominal, 100 * (self.coverage or 0.0)
-            held = f"low to high: a {nominal:.0f} % interval, which held {coverage:.1f} % of the test bars"
-        head = f"{self.series}, from the bar of {self._written(self.last_bar).replace('T', ' ')} UTC{made_up}"
+            held = f"low to high: a {100 * self.nominal:.0f} % interval"
+            if self.coverage is not None:
+                held += f", which held {100 * self.coverage:.1f} % of the test bars"
+        head = f"{self.series}, from the bar of {self._written()[0].replace('T', ' ')} UTC{made_up}"
         return head, list(filter(None, [held, self.verdict]))
 
     def __str__(self) -> str:

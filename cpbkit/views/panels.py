@@ -153,7 +153,7 @@ class Frame:
         low, high = np.percentile(seen[np.isfinite(seen)], [4, 94])
         low, high = min(low, 0.995, *best), min(max(high, 1.005), 3.0)
         low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
-        low = max(0.0, low) if np.nanmin(seen) >= 0 else low  # no loss is below it, but some of quantiles
+        low = max(0.0, low) if np.nanmin(seen) >= 0 else low  # a loss is not below 0, except some of quantiles
         step = 10.0 ** math.floor(math.log10(high - low)) / 20  # round ends move seldom: panels can be kept
         return cls(last, step * math.floor(low / step), step * math.ceil(high / step))
 

@@ -131,7 +131,7 @@ def sentences(run: RunFolder, results: Sequence[ResultLine], judged: Mapping) ->
     """Return what the verdicts of a run say, by head, the headline first. judged: the `judgements` of the results."""
     losses, _ = pooled.gather([line.series for line in results if line.test], run.losses)
     said = pooled.say_all(results, judged, losses, {head: pooled.pool(parts) for head, parts in losses.items()})
-    return {head: [said[name] for name in said if name == head or name.startswith(f"{head}, ")] for head in judged}
+    return {head: [said[head + kind] for kind in pooled.KINDS if head + kind in said] for head in judged}
 
 
 def _chosen(names: Sequence[str], skills: Mapping[str, float], series: Sequence[str] | None) -> tuple[set[str], str]:
