@@ -40,6 +40,7 @@ from cpbkit.evaluation.verdicts import (
     tell_unbelievable,
     verdict_table,
 )
+from cpbkit.quantities import counted
 from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder, tell_stopped
 from cpbkit.runs.settle import Bars, Settled, one_of, settle
@@ -133,6 +134,10 @@ class Run:
         trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
         told = tell_stopped(results), tell_unsound(results), tell_unbelievable(results, by_head), tell_too_few(by_head)
         trouble += filter(None, told)
+        if failed := self._folder.failed_checks():
+            trouble.append(
+                f"an audit failed, do not believe these: {failed[0]}, of {counted(len(failed), 'failed check')}"
+            )
         if missing:
             trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
         return Verdicts(verdict_table(by_head), said, results, together, tuple(trouble))

@@ -344,7 +344,9 @@ def test_any_table_gets_the_same_verdicts_and_forecasts(tmp_path):
     holed.iloc[300, 0] = np.nan  # long before what the model sees
     holed.to_csv(tmp_path / "grid.csv")
     pd.testing.assert_frame_equal(run["grid"].forecast(tmp_path / "grid.csv").frame, told.frame)
-    told_at = terminal("forecast", run.folder, "--bars", tmp_path / "grid.csv")
+    told_at = terminal("forecast", run.folder, "--bars", tmp_path / "grid.csv", "--series", "grid")
+    words = run.verdicts().table.set_index("head")["verdict"]
+    assert all(f"{head}: {word}: " in told_at.output for head, word in words.items())
     assert told_at.exit_code == 0 and "grid, from the bar of 2025-02-01 05:30 UTC" in told_at.output
     holed.iloc[-3, 0] = np.nan
     with pytest.raises(DataError, match="every value must be finite; grid has others in 2 of"):
@@ -360,6 +362,19 @@ def test_times_of_rows_shorter_than_a_minute_have_their_seconds():
     told = trained.Forecast("link", pd.DataFrame({"rate": [1.0, 2.0]}, times[1:]), times[0], {"rate": 1.0}, None, None)
     assert "from the bar of 2025-01-01 00:13:20.000 UTC" in str(told)
     assert [bar["time"] for bar in told.to_dict()["bars"]] == ["2025-01-01T00:13:20.200", "2025-01-01T00:13:20.400"]
+
+
+@pytest.mark.parametrize("data", [pd.DataFrame({"load": [1.0]}), "load.csv", {}])
+def test_data_without_names_are_told_in_a_sentence(data):
+    with pytest.raises(CpbkitError, match=r"data takes bars or tables by their names, data=\{\"load\": frame\}; got"):
+        settle("quick", {}, data)
+
+
+def test_numbers_and_days_are_checked_and_read():
+    with pytest.raises(CpbkitError, match="epochs must be a number; got '3'"):
+        settle("quick", {"epochs": "3"}, None)
+    told = settle("quick", {"start": pd.Timestamp("2025-03-01"), "end": "2025-04-01"}, None)
+    assert told.experiment.data.start == "2025-03-01"
 
 
 def test_an_interval_may_be_written_otherwise():

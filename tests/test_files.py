@@ -343,7 +343,7 @@ def test_a_table_has_its_times_sorted_and_its_columns_chosen(tmp_path):
 
 def test_columns_that_are_not_numbers_are_named_when_left_out(tmp_path, caplog):
     table(tmp_path, LOAD)
-    assert "columns that are not numbers were left out: site" in caplog.text
+    assert "columns that are not numbers were left out: site ('a')" in caplog.text
 
 
 def test_a_table_without_times_is_counted(tmp_path):

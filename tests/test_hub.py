@@ -175,7 +175,7 @@ def test_an_audit_goes_with_the_models_and_one_that_failed_is_refused(run, hub, 
     out = write_repository(folder, "me/forty", tmp_path / "look")
     told = (out / "audit.json").read_bytes()
     assert json.loads((out / INDEX).read_text())["audit"] == hashlib.sha256(told).hexdigest()
-    assert "made 1 checks, of which none failed" in (out / "README.md").read_text()
+    assert "An audit for leaks of BTCUSDT_1h made 1 check, of which none failed" in (out / "README.md").read_text()
     RunFolder(folder).keep_audit({"BTCUSDT_1h": [finding | {"verdict": "FAIL"}]})
     with pytest.raises(HubError, match=r"a run whose audit failed .*BTCUSDT_1h: future"):
         cpb.open_run(folder).publish("me/forty")

@@ -190,6 +190,14 @@ def write_run(folder, share, validation, **settings):
     return folder
 
 
+def test_a_failed_audit_is_told_with_the_verdicts(tmp_path):
+    run = cpb.open_run(write_run(tmp_path / "run", 0.7, 0.4))
+    assert not any("audit" in line for line in run.verdicts().trouble)
+    finding = {"check": "the making of features knows no future", "verdict": "FAIL", "evidence": "`leak` changes"}
+    RunFolder(run.folder).keep_audit({"BTCUSDT_1h": [finding]})
+    assert "do not believe these: BTCUSDT_1h: the making of features knows no future" in str(run.verdicts())
+
+
 def test_runs_side_by_side_and_validation_chooses_even_the_worse(tmp_path):
     good, bad = write_run(tmp_path / "good", 0.7, 0.4), write_run(tmp_path / "bad", 1.2, 0.3, width=9)
     found = cpb.compare(good, bad)

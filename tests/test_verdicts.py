@@ -5,6 +5,7 @@ import json
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import terminal
 from scipy.signal import lfilter
@@ -15,6 +16,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.evaluation import baselines, metrics, verdicts
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import Judgement, Verdict
+from cpbkit.views.verdict import skill_frame
 
 
 def rolled(moves, horizon):
@@ -235,6 +237,15 @@ def test_where_windows_are_too_few_it_says_how_many_it_takes():
     said = verdicts.tell_too_few({"price": {"a": few, "b": enough}})
     assert said.startswith("TOO FEW TO TELL: the least is 159 windows of 10 bars, a verdict needs 160. ")
     assert verdicts.tell_too_few({"price": {"b": enough}}) == ""
+
+
+def test_an_open_end_is_no_number_of_a_table_and_no_edge_of_a_picture():
+    sure = verdicts.judge(*example(3000, 2, gain=0.3), "bp")
+    unknown = dataclasses.replace(sure, skill_low=verdicts.WORST_SKILL, skill_high=1.0)
+    found = pd.DataFrame([{**dataclasses.asdict(unknown), "enough": True}])
+    assert verdicts.in_words(found)[["low %", "high %"]].isna().all(axis=None)
+    low, high = skill_frame({"a": sure, "b": unknown})
+    assert -1 < low <= 0 < high < 1
 
 
 def test_an_interval_above_zero_that_ties_says_why():

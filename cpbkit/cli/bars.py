@@ -342,7 +342,8 @@ def _series_text(found) -> str:
     if found.errors_dropped:
         rows[f"whole batches of {found.drop_last}"] = (found.errors_dropped, found.persistence_dropped)
     for name, (ours, naive) in (rows | found.by_column).items():
-        lines.append(f"{name:24}{ours.mse:9.4f}{ours.mae:9.4f}{'':14}{naive.mse:9.4f}{naive.mae:9.4f}")
+        cells = [f" {x:8.4f}" if x < 1000 else f" {x:8.3g}" for x in (ours.mse, ours.mae, naive.mse, naive.mae)]
+        lines.append(f"{name:24}{cells[0]}{cells[1]}{'':14}{cells[2]}{cells[3]}")
     said = [f"{column}: {say_meanings({column: judgement})[column]}" for column, judgement in found.judged.items()]
     verdicts = table_text(found.verdicts, shutil.get_terminal_size().columns)
     return "\n".join(filter(None, [*lines, *found.notes, verdicts, *said]))

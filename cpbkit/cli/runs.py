@@ -16,7 +16,7 @@ from cpbkit.cli.command import is_moving, make_command, settle_as_told, show, st
 from cpbkit.cli.options import as_json, names, run_folder, trust_code, which_bars, which_settings, which_source
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.config.presets import PRESETS, find_preset
-from cpbkit.errors import CpbkitError
+from cpbkit.errors import CpbkitError, check_name
 from cpbkit.quantities import Standing, duration
 from cpbkit.texts import printable
 
@@ -355,10 +355,11 @@ def report(folder, out, with_command, series):
 @run_folder
 @click.option("--symbols", callback=names, help="Such as BTC,ETH.  [default: all that have a model]")
 @click.option("--intervals", callback=names, help="Such as 1h.  [default: all that have a model]")
-@click.option("--bars", type=click.Path(dir_okay=False), help="Own bars, of the one series chosen.")
+@click.option("--series", callback=names, help="Such as BTCUSDT_1h, or tables by their names.  [default: all]")
+@click.option("--bars", type=click.Path(dir_okay=False), help="Own bars, or rows of a table, of the one series chosen.")
 @trust_code
 @as_json
-def forecast(folder, symbols, intervals, bars, trust_code, as_json):
+def forecast(folder, symbols, intervals, series, bars, trust_code, as_json):
     """Forecast the next bars with the trained models of a run, from the newest closed bars.
 
     Each forecast stands beside the interval that held in the test split and what the verdict means. Exit code 1 where
@@ -368,7 +369,9 @@ def forecast(folder, symbols, intervals, bars, trust_code, as_json):
     from cpbkit.runs.trained import forecast_able
 
     run = open_run(folder, trust_code)
-    parts = {name: name.rpartition("_")[::2] for name in run}  # of a table's there is but one
+    parts = {name: name.rpartition("_")[::2] for name in run if not series or name in series}
+    for name in series or ():
+        check_name("series", name, list(run))
     for each, place in ((symbols, 0), (intervals, 1)):
         for name in each or ():
             if name not in {pair[place] for pair in parts.values()}:
@@ -381,11 +384,9 @@ def forecast(folder, symbols, intervals, bars, trust_code, as_json):
     if not chosen:
         raise CpbkitError(f"{folder} has no model that is chosen; it has {', '.join(run) or 'none'}")
     if bars and len(chosen) > 1:
-        raise click.UsageError(
-            f"--bars goes with one series; choose one of {', '.join(chosen)} by its symbol and interval"
-        )
+        raise click.UsageError(f"--bars goes with one series; choose one of {', '.join(chosen)}: --series {chosen[0]}")
     with status_line() as say:
-        say("getting the newest bars")
+        say("forecasting" if bars else "getting the newest bars")
         found, trouble = forecast_able(run.models(chosen), {chosen[0]: bars} if bars else None)
     for why in trouble.values():
         click.echo(f"not forecast: {printable(why)}", err=True)

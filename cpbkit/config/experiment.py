@@ -369,6 +369,8 @@ def vary(experiment: Experiment, **settings) -> Experiment:
     changes: dict[str, dict] = {}
     for name, value in settings.items():
         check_name("setting", name, owner)
+        if isinstance(value, str) and isinstance(getattr(getattr(experiment, owner[name]), name), int | float):
+            raise CpbkitError(f"{name} must be a number; got {value!r}")
         changes.setdefault(owner[name], {})[name] = name_parts(value)
     return replace(experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()})
 

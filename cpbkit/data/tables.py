@@ -79,7 +79,7 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
         rest = [column for column in table.columns if column != time]
         chosen = [column for column in rest if pd.api.types.is_numeric_dtype(table[column])]
         if left := [column for column in rest if column not in chosen]:
-            log.warning("%s: columns that are not numbers were left out: %s", path.name, ", ".join(left))
+            log.warning("%s: columns that are not numbers were left out: %s", path.name, _with_cells(table[left]))
     if not chosen:
         raise DataError(f"{path.name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
     values = pd.DataFrame({column: read_numbers(table[column], column, path.name) for column in chosen})
@@ -97,6 +97,14 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
             "Keep one series in a file"
         )
     return values
+
+
+def _with_cells(columns: pd.DataFrame) -> str:
+    """Name columns, each with its first cell that is no number."""
+    odd = {name: cells[pd.to_numeric(cells, errors="coerce").isna() & cells.notna()] for name, cells in columns.items()}
+    return ", ".join(
+        f"{name} ({str(cells.iloc[0])[:20]!r})" if len(cells) else str(name) for name, cells in odd.items()
+    )
 
 
 def load(path: pathlib.Path) -> tuple[pd.DataFrame, str]:

@@ -355,7 +355,8 @@ def in_words(found: pd.DataFrame) -> pd.DataFrame:
     told = found["enough"]
     rows = zip(found["p"], found["skill_low"], found["skill_high"], told, strict=True)
     words = [word_of(p, low, high) if enough else TOO_FEW for p, low, high, enough in rows]
-    low, high = (100 * found[end].where(told) for end in ("skill_low", "skill_high"))
+    low = 100 * found["skill_low"].where(told & (found["skill_low"] > WORST_SKILL))  # no number where it is open
+    high = 100 * found["skill_high"].where(told & (found["skill_high"] < 1))
     return pd.DataFrame({"verdict": words, "skill %": 100 * found["skill"], "low %": low, "high %": high})
 
 
@@ -427,8 +428,15 @@ MEANING = {  # of a verdict, for who would act on it
 
 
 def meanings(results: Iterable[ResultLine]) -> dict[str, str]:
-    """Say by series what the verdict on its first head means for who would act on it; lines of a ledger."""
-    return say_meanings(next(iter(judgements(line for line in results if line.status == "done").values()), {}))
+    """Say by series what its verdicts mean for who would act on them, of several heads each; lines of a ledger."""
+    by_head = judgements(line for line in results if line.status == "done")
+    said = {head: say_meanings(group) for head, group in by_head.items() if not head.endswith(OLD)}
+    if len(said) < 2:
+        return next(iter(said.values()), {})
+    names = dict.fromkeys(name for group in said.values() for name in group)
+    return {
+        name: "; ".join(f"{head}: {group[name]}" for head, group in said.items() if name in group) for name in names
+    }
 
 
 def say_meanings(group: Mapping[str, Judgement]) -> dict[str, str]:

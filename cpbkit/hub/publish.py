@@ -30,6 +30,8 @@ INDEX, FORMAT, MAX_INDEX = "cpbkit.json", 1, 1_000_000  # bytes
 LIMITS = """Prices are close to a random walk: a model that ties a naive forecast has no edge, and one that beat it in
 its test split may not do so again. This is research, no advice, and nothing here was tested by trading: no costs, no
 slippage. The forecasts hold for the venue, the coins and the bar lengths named here alone."""
+LIMITS_OF_TABLES = """A model that ties a naive forecast has no edge, and one that beat it in its test split may not do
+so again. The forecasts hold for the table that it was trained on, and for rows that go on as they did."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +109,7 @@ def publishable(run: RunFolder, out: Path) -> list[ResultLine]:
         raise HubError(
             f"others cannot load a foundation model of this machine, {place}; take one of the Hub by its name"
         )
-    if failed := [
-        f"{name}: {told['check']}" for name, group in run.audit().items() for told in group if told["verdict"] == "FAIL"
-    ]:
+    if failed := run.failed_checks():
         raise HubError(f"a run whose audit failed cannot be published; {run.folder / AUDIT} says why ({failed[0]})")
     if out.exists() and any(out.iterdir()):
         raise HubError(f"{out} must be a new or an empty folder")
@@ -162,11 +162,12 @@ def _entries(repo: str, experiment, results: list[ResultLine]) -> list[dict]:
 
 def _card(repo: str, experiment, results: list[ResultLine], audit: dict, said: str) -> ModelCard:
     table, test = verdict_table(judgements(results)), {line.series: line.dates["test"] for line in results}
+    is_table = experiment.data.source == "table"
     data = ModelCardData(
         license="mit",
         library_name="cpbkit",
         pipeline_tag="time-series-forecasting",
-        tags=["time-series-forecasting", "cryptocurrency", experiment.preset],
+        tags=["time-series-forecasting", *["cryptocurrency"] * (not is_table), experiment.preset],
         model_name=repo.rpartition("/")[2],
         eval_results=[_eval_result(experiment, row, test[row["series"]]) for row in table.to_dict("records")],
     )
@@ -176,7 +177,8 @@ def _card(repo: str, experiment, results: list[ResultLine], audit: dict, said: s
     dates, task = results[0].dates, experiment.task
     audited = "No audit for leaks of this run is known."
     if audit:
-        audited = f"An audit for leaks made {sum(map(len, audit.values()))} checks, of which none failed (`{AUDIT}`)."
+        checks = counted(sum(map(len, audit.values())), "check")
+        audited = f"An audit for leaks of {', '.join(audit)} made {checks}, of which none failed (`{AUDIT}`)."
     text = f"""# {repo.rpartition("/")[2]}
 
 {said}
@@ -186,7 +188,7 @@ def _card(repo: str, experiment, results: list[ResultLine], audit: dict, said: s
 ```python
 import cpbkit as cpb
 
-print(cpb.load("{repo}")["{results[0].series}"].forecast())
+print(cpb.load("{repo}")["{results[0].series}"].forecast({"frame" if is_table else ""}))
 ```
 
 {counted(len(results), "model")} of preset `{experiment.preset}`: {task.context} bars in, {task.horizon} out, trained on
@@ -195,14 +197,13 @@ print(cpb.load("{repo}")["{results[0].series}"].forecast())
 
 ## Use and limits
 
-{LIMITS}
+{LIMITS_OF_TABLES if is_table else LIMITS}
 
 ## Verdicts
 
 {chr(10).join(rows)}
 
-{SKILL} A wild week counts no more than a calm one, so a model whose RMSE is above that of the naive forecast may have a
-skill above 0.
+{SKILL} So a model whose RMSE is above that of the naive forecast may have a skill above 0.
 
 {CORRECTED}. A head is a target, or a group of targets, that is judged together.
 

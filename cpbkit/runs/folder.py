@@ -355,6 +355,12 @@ class RunFolder:
         """Read what the last audit of the run found, by series; empty before one."""
         return self._read(AUDIT, {"*": [{"check": str, "verdict": str, "evidence": str}]})
 
+    def failed_checks(self) -> list[str]:
+        """Return the checks in which the last audit of the run failed, each with its series."""
+        return [
+            f"{name}: {x['check']}" for name, group in self.audit().items() for x in group if x["verdict"] == "FAIL"
+        ]
+
     def keep_audit(self, found: Mapping[str, list[dict]]) -> None:
         """Keep what an audit of the run found, by series, where the folder can be written to."""
         if os.access(self.folder, os.W_OK):

@@ -81,6 +81,9 @@ def settle(
         settings["search"] = _grid(settings["search"])
     if "files" in settings:
         settings = {"source": "files", "symbols": (), "intervals": (), **settings, "files": str(settings["files"])}
+    if data is not None and not (isinstance(data, Mapping) and data):
+        got = f"{data!r:.40}" if isinstance(data, str | Mapping) else type(data).__name__
+        raise CpbkitError(f'data takes bars or tables by their names, data={{"load": frame}}; got {got}')
     own: dict[str, Any] = {}
     if data and not any(map(is_bars, data.values())):
         base, settings = suit_rate(base, settings), suit_tables(data, settings)
@@ -108,6 +111,8 @@ def settle(
 
 def _listed(name: str, value: Any) -> Any:
     """Return a setting, as a tuple where it is a list of names; one stands for itself, `BTC, ETH` for two coins."""
+    if name in ("start", "end") and isinstance(value, dt.date):  # a datetime and pandas' Timestamp are such too
+        return f"{value:%Y-%m-%d}"
     if name not in LISTS:
         return tuple(value) if isinstance(value, list) else value
     if isinstance(value, str) and name in ("symbols", "intervals", "tickers"):  # no column: those may hold blanks

@@ -313,7 +313,9 @@ def _numbers(j: verdicts.Judgement) -> list[list]:
     for name, (times, field, form) in pairs.items():
         value, low, high = (getattr(j, field + end) for end in ("", "_low", "_high"))
         if value is not None:
-            rows.append([name, f"{_number(times * value, form)}, {_span(times, low, high, form)}"])
+            open_ended = "skill" in name  # where a few windows decide, one may have no end
+            span = verdicts.say_ends(times * low, times * high) if open_ended else _span(times, low, high, form)
+            rows.append([name, f"{_number(times * value, form)}, {span.replace('-', '−')}"])
     errors = ", ".join(f"{baseline} {_digits(rmse)}" for baseline, rmse in j.baselines.items())
     rows += [["MAE", f"{_digits(j.mae)} {j.unit}".strip()], ["RMSE of the naive forecasts", errors]]
     for name, own, naive in (("R²", j.r2, j.r2_persistence), ("MAPE %", j.mape, j.mape_persistence)):

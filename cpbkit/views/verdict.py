@@ -62,7 +62,13 @@ def _tested(results: Sequence[ResultLine]) -> str:
 
 def skill_frame(group: Mapping[str, Judgement]) -> tuple[float, float]:
     """Return from where to where the skills of one head are drawn, as shares of 1."""
-    ends = [(j.skill_low, j.skill_high) if j.is_enough else (j.skill, j.skill) for j in group.values()] or [(0, 0)]
+    ends = [
+        (
+            j.skill_low if j.is_enough and j.skill_low > verdicts.WORST_SKILL else j.skill,
+            j.skill_high if j.is_enough and j.skill_high < 1 else j.skill,
+        )
+        for j in group.values()
+    ] or [(0, 0)]
     # One model that is far off, or has too few windows for an interval, must not flatten all others.
     low, high = np.percentile(ends, [10, 90])
     reach = 1.5 * (high - low) or 0.01
