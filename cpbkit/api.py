@@ -135,9 +135,8 @@ class Run:
         told = tell_stopped(results), tell_unsound(results), tell_unbelievable(results, by_head), tell_too_few(by_head)
         trouble += filter(None, told)
         if failed := self._folder.failed_checks():
-            trouble.append(
-                f"an audit failed, do not believe these: {failed[0]}, of {counted(len(failed), 'failed check')}"
-            )
+            of = counted(len(failed), "failed check")
+            trouble.append(f"an audit failed, do not believe these: {failed[0]}, of {of}")
         if missing:
             trouble.append(f"no verdict over all series holds {', '.join(missing)}: their losses cannot be read")
         return Verdicts(verdict_table(by_head), said, results, together, tuple(trouble))

@@ -14,6 +14,7 @@ from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError
 from cpbkit.evaluation import metrics, pooled, verdicts
 from cpbkit.evaluation.pooled import Losses
+from cpbkit.runs.folder import RunFolder
 from cpbkit.windows.series import from_table
 
 
