@@ -168,7 +168,8 @@ class Run:
         one = vary(one_of(self.experiment, name), **given)
         if one.data.source == "table":
             if data is None or name not in data:
-                raise DataError(f"the table of {name} was given as a frame; give it again: data={{{name!r}: frame}}")
+                again = f"data={{{name!r}: frame}}, in the terminal --table FILE"
+                raise DataError(f"the table of {name} was given as a frame; give it again: {again}")
             return Retraining(name, one, self._same_table(Table(name, data[name])))
         bars = load_klines(one) if data is None else from_frames(data)
         return Retraining(name, one, bars[check_name("series", name, bars)])
@@ -399,7 +400,7 @@ class Comparison:
             "Each pair of runs, the skill of the first against the other:": self.pairs,
             "For each series the run of the least validation loss:": self.best.reindex(columns=BEST),
         }
-        form = {"float_format": "{:.3f}".format, "formatters": {"p": say_p}}
+        form = {"float_format": "{:.3f}".format, "formatters": {"p": say_p}, "na_rep": ""}
         tables = [f"{title}\n{table.to_string(index=False, **form)}" for title, table in shown.items() if len(table)]
         heads = [] if self.best.empty else [f"By validation: {line}" for line in self._headlines()]
         return "\n\n".join([*tables, *heads, *self.notes])

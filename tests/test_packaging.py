@@ -168,7 +168,7 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
     shown = capsys.readouterr().out
-    assert "of 2 beat" in shown and "90% interval" in shown and (tmp_path / "runs/first/report.html").exists()
+    assert "of 2 beat" in shown and "90 % interval" in shown and (tmp_path / "runs/first/report.html").exists()
 
 
 @pytest.fixture

@@ -96,6 +96,8 @@ def audit(
 
 def _text(findings: "pd.DataFrame") -> str:
     """Return the findings of an audit in lines; evidence is too long for a column of a terminal."""
+    if "evidence" not in findings:  # of what was planted
+        return findings.to_string(index=False)
     rows = zip(findings["verdict"], findings["check"], findings["evidence"], strict=True)
     return wrapped(f"{verdict:5} {check}: {evidence}" for verdict, check, evidence in rows)
 

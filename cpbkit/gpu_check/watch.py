@@ -48,7 +48,7 @@ LIVE = 2.0  # s between two live lines, at the least
 
 _lock = threading.Lock()
 _attending: list["Watch"] = []  # those that note passes backward: one may be within another
-_stand_in: functools.partial | None = None  # for torch.autograd.backward, while it is there
+_stand_in: "StandIn | None" = None  # the last that was put in
 _told: dict[tuple[str, int], str] = {}  # place of a watch in the person's source -> the verdict it last gave
 
 
@@ -495,21 +495,27 @@ def watch(*things, live: bool = True, tell: bool = True) -> Watch:
     return Watch(loader, optimizer, live, tell, place)
 
 
+class StandIn:
+    """For torch.autograd.backward. An earlier one, which somebody has put another on top of, passes all on."""
+
+    def __init__(self, original: Callable):
+        self.original = original
+
+    def __call__(self, *args, **kwargs):
+        call = self.original
+        for each in tuple(_attending) if self is _stand_in else ():
+            call = functools.partial(each._pass, 1, call)
+        return call(*args, **kwargs)
+
+
 def _put_stand_in() -> None:
-    """Put it in where passes backward are to be noted, and take it out where they are not."""
+    """Put one in where passes backward are to be noted, and take it out where they are not."""
     global _stand_in
-    if _attending and _stand_in is None:
-        _stand_in = torch.autograd.backward = functools.partial(_note_pass, torch.autograd.backward)
-    elif not _attending and torch.autograd.backward is _stand_in:
-        torch.autograd.backward, _stand_in = _stand_in.args[0], None
-    # Else somebody has put another one on top, which calls this one; it passes all on.
-
-
-def _note_pass(original, *args, **kwargs):
-    """Stand in for torch.autograd.backward."""
-    for each in tuple(_attending):
-        original = functools.partial(each._pass, 1, original)
-    return original(*args, **kwargs)
+    here: Callable = torch.autograd.backward
+    if _attending and here is not _stand_in:
+        torch.autograd.backward = _stand_in = StandIn(here)
+    elif not _attending and isinstance(here, StandIn):
+        torch.autograd.backward = here.original
 
 
 @contextlib.contextmanager
