@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_verdicts import example
 from test_views import BEATS, EXPERIMENT, FAILED, SICK, made_up_monitor, made_up_results
 
 from cpbkit.config.experiment import to_json, vary
@@ -408,3 +409,13 @@ def test_a_run_that_cannot_be_written_to_tells_where_a_report_can_go(tmp_path, m
     monkeypatch.setattr("cpbkit.atomic.os.replace", refuse)
     with pytest.raises(RunError, match=r"report.html cannot be written \(Read-only file system\); .*--out"):
         write_report(folder)
+
+
+def test_a_skill_whose_interval_is_not_known_is_told_without_one():
+    j = verdicts.judge(*example(3000, 2, gain=0.3), "bp")
+    plain, open_ended = (
+        replace(j, persistence_skill=0.1, persistence_skill_low=low, persistence_skill_high=high)
+        for low, high in ((None, None), (-0.2, 1.0))  # of an earlier version's ledger; of few windows that decide
+    )
+    told = [dict(report._numbers(each))["skill against persistence %"] for each in (plain, open_ended)]
+    assert told == ["+10.00, ", "+10.00, −20.00 or more"]

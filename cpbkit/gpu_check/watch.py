@@ -523,11 +523,9 @@ def replaced(holder, name: str, stand_in: Callable) -> Iterator[None]:
     """Call `stand_in(original, ...)` in place of a module's or a class's attribute."""
     original = getattr(holder, name)
 
-    def method(*args, **kwargs):
+    def call(*args, **kwargs):  # a function, so that of a class it is a method
         return stand_in(original, *args, **kwargs)
 
-    # In a module without a call of its own: each pass backward of a training comes by.
-    call = method if isinstance(holder, type) else functools.partial(stand_in, original)
     setattr(holder, name, call)
     try:
         yield

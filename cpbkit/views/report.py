@@ -214,7 +214,7 @@ def _verdict_row(name: str, j: verdicts.Judgement, verdict: verdicts.Verdict, lo
         (verdict.word, verdict.word.lower().replace(" ", "-")),
         Markup(skill_mark(j, low, high)),
         _number(100 * j.skill, "+.2f"),
-        verdicts.say_ends(100 * j.skill_low, 100 * j.skill_high).replace("-", "−") if j.is_enough else "",
+        _skill_span(j.skill_low, j.skill_high) if j.is_enough else "",
         "" if not j.is_enough else f"{verdict.p:.2g}" if verdict.p >= 1e-4 else "< 0.0001",
         (j.best_baseline, "against"),
         f"{_digits(j.rmse)} {j.unit}".strip(),
@@ -313,9 +313,8 @@ def _numbers(j: verdicts.Judgement) -> list[list]:
     for name, (times, field, form) in pairs.items():
         value, low, high = (getattr(j, field + end) for end in ("", "_low", "_high"))
         if value is not None:
-            open_ended = "skill" in name  # where a few windows decide, one may have no end
-            span = verdicts.say_ends(times * low, times * high) if open_ended else _span(times, low, high, form)
-            rows.append([name, f"{_number(times * value, form)}, {span.replace('-', '−')}"])
+            span = _skill_span(low, high) if "skill" in name else _span(times, low, high, form)
+            rows.append([name, f"{_number(times * value, form)}, {span}"])
     errors = ", ".join(f"{baseline} {_digits(rmse)}" for baseline, rmse in j.baselines.items())
     rows += [["MAE", f"{_digits(j.mae)} {j.unit}".strip()], ["RMSE of the naive forecasts", errors]]
     for name, own, naive in (("R²", j.r2, j.r2_persistence), ("MAPE %", j.mape, j.mape_persistence)):
@@ -476,6 +475,11 @@ def _number(value: float | None, form: str) -> str:
 
 def _span(times: float, low: float | None, high: float | None, form: str) -> str:
     return "" if low is None or high is None else f"{_number(times * low, form)} to {_number(times * high, form)}"
+
+
+def _skill_span(low: float | None, high: float | None) -> str:
+    """Say the interval of a skill, which may have no end where a few windows decide."""
+    return "" if low is None or high is None else verdicts.say_ends(100 * low, 100 * high).replace("-", "−")
 
 
 def _digits(value: float) -> str:
