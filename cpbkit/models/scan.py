@@ -143,6 +143,13 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return choose(a, b).product(a, b)
 
 
+def _leave_room(first: Tensor, steps: int) -> Tensor:
+    """Return first (M, B, D) and room for what each step gives: (M, 1 + steps, B, D)."""
+    room = first.new_empty(len(first), 1 + steps, *first.shape[1:])
+    room[:, 0] = first
+    return room
+
+
 class GRUScan(torch.autograd.Function):
     """One layer of torch.nn.GRU for M models: x (M, L, B, C), state (M, B, D) -> (M, L, B, D), its end.
 
@@ -163,7 +170,7 @@ class GRUScan(torch.autograd.Function):
         parts = _multiply(x, torch.cat([of_input, both], 1)).unflatten(1, steps)  # (M, L, B, 3 D)
         gates, pasts = parts[..., :gated], parts[..., gated:]
         news = pasts.clone()
-        states = torch.cat([state[:, None], torch.empty_like(news)], 1)
+        states = _leave_room(state, steps[0])
         product, state_bias = torch.empty_like(parts[:, 0]), state_bias[..., gated:]
         to_gates, to_new = product[..., :gated], product[..., gated:]
         multiply = choose(state, of_state).product
@@ -214,8 +221,7 @@ class LSTMScan(torch.autograd.Function):
         scale = torch.ones_like(bias)
         scale.chunk(4, -1)[2].fill_(-2)  # as `lstm_step` takes the new gate
         gates = _multiply(x, torch.cat([of_input, bias + state_bias], 1) * scale).unflatten(1, steps)
-        states, cells = (torch.cat([first[:, None], first.new_empty(len(x), *steps, first.shape[-1])], 1)
-                         for first in (state, cell))  # fmt: skip
+        states, cells = (_leave_room(first, steps[0]) for first in (state, cell))
         shown, product = torch.empty_like(states[:, 1:]), torch.empty_like(gates[:, 0])
         multiply, to_gates = choose(state, of_state).product, of_state * scale
         rows = [each.unbind(1) for each in (states[:, :-1], cells[:, :-1], cells[:, 1:], shown, states[:, 1:])]
