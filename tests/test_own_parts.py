@@ -196,6 +196,18 @@ def test_another_loss_trains_other_weights(here, bars):
         vary(PRESETS["quick"], loss="msee")
 
 
+def test_rows_without_a_finite_feature_are_counted_aloud(here, bars, caplog):
+    """Those of its warm-up are no news, those in the midst are: fewer windows are left."""
+    code = "\ndef spread(bars):\n    return (bars.close / bars.open).shift(5).where(bars.index.hour != 3)\n"
+    (here / "parts_here.py").write_text(PARTS + code)
+    cpb.sweep("quick", data=bars, features=["close_return", "parts_here.py:spread"], folder="run", **SMALL)
+    (said,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert said.startswith("BTCUSDT_1h: 19 of 478 rows left out, in which a feature or target is no finite number")
+    caplog.clear()
+    cpb.sweep("quick", data=bars, features=["close_return", "rsi(20)"], folder="another", **SMALL)
+    assert "left out" not in caplog.text
+
+
 def test_a_worker_process_finds_what_this_one_finds(here, bars):
     """As an installed command, whose path does not hold the current folder."""
     bars["BTCUSDT_1h"].frame.to_csv("BTCUSDT_1h.csv")

@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import signal
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import pytest
 from hub_server import hub_in_use, speak_to
 
 import cpbkit as cpb
+from cpbkit.config.experiment import vary
 from cpbkit.data.synthetic import make_market
 from cpbkit.errors import DataError
 from cpbkit.hub import client
@@ -303,6 +305,13 @@ def test_others_join_with_a_file_and_nobody_polishes(world, bars):
     better = world.table(path).assign(error=0.0)
     world.hub.commit(REPO, {path: pa_bytes(better)}, "dataset")
     assert check(REPO, world.closed(), clock=lambda: world.now) == [f"{path}: 6 of 6 lines do not say what happened"]
+
+
+def test_bars_of_another_place_than_where_a_record_is_scored_are_refused(world):
+    elsewhere = [replace(model, experiment=vary(model.experiment, source="yahoo")) for model in world.models]
+    with pytest.raises(HubError, match="of bars of a venue, that others can look up; BTCUSDT_1d is of none"):
+        world.record(models=elsewhere)
+    assert not world.hub.repos
 
 
 def test_a_long_text_in_every_line_is_refused_before_it_is_unpacked():

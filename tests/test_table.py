@@ -105,6 +105,13 @@ def test_a_model_that_never_improves_is_its_first_epoch_and_no_later_one():
     assert found.epochs - found.best_epoch == 2
 
 
+def test_a_training_that_went_astray_is_told_in_words():
+    frame = table()
+    (said,) = run_series(frame, "t", plan("gru", frame, learning_rate=3.0, epochs=2, width=8), ROWS).notes
+    assert said.startswith("not trained soundly: its MSE is") and said.endswith("the learning rate, 3, too high?")
+    assert not run_series(frame, "t", plan("gru", frame, epochs=2, width=8), ROWS).notes
+
+
 def test_windows_cross_no_gap_unless_told():
     frame = table().drop(table().index[500:504])
     found = run_series(frame, "t", plan("persistence", frame), (300, 120, 140))

@@ -1,15 +1,20 @@
 """Context series: Yahoo's limits before any request, frames as yfinance returns them, and a join without look-ahead."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from cpbkit.data import yahoo
+from cpbkit.config.experiment import vary
+from cpbkit.config.presets import PRESETS
+from cpbkit.data import binance, yahoo
 from cpbkit.data.klines import Incomplete, validate
+from cpbkit.data.synthetic import make_market
 from cpbkit.data.yahoo import add_context, fetch_bars, fetch_klines, join_context
 from cpbkit.errors import DataError, SourceError, UnknownName
+from cpbkit.runs.trained import newest_bars, reachable_bars
 
 NOW = pd.Timestamp("2025-06-10 14:40", tz="UTC")
 
@@ -202,10 +207,45 @@ def test_bars_of_yahoo_are_klines_without_volume(yfinance):
 
 
 def test_series_that_yahoo_lacks_stop_no_other(yfinance):
-    raw = yahoo_frame(["BTC-USD"], hours("2025-06-08", 24, "UTC"))
-    prices = raw.loc[:, [(price, "BTC-USD") for price in ("Open", "High", "Low", "Close")]]
-    raw[("High", "BTC-USD")], raw[("Low", "BTC-USD")] = prices.max(axis=1), prices.min(axis=1)
-    yfinance.answer = raw
+    yfinance.answer = coin_frame(hours("2025-06-08", 24, "UTC"))
     with pytest.raises(Incomplete, match="NOPEUSDT_1h: Yahoo gave no closed bar of NOPE-USD") as caught:
         fetch_klines(["BTCUSDT", "NOPEUSDT"], ["1h"], "2025-06-08", "2025-06-08")
     assert set(caught.value.klines) == {"BTCUSDT_1h"} and set(caught.value.reasons) == {"NOPEUSDT_1h"}
+
+
+def coin_frame(index):
+    """Return what Yahoo gives of Bitcoin, its highs and lows right."""
+    raw = yahoo_frame(["BTC-USD"], index)
+    prices = raw.loc[:, [(price, "BTC-USD") for price in ("Open", "High", "Low", "Close")]]
+    raw[("High", "BTC-USD")], raw[("Low", "BTC-USD")] = prices.max(axis=1), prices.min(axis=1)
+    return raw
+
+
+def model_of(series="BTCUSDT_1h", **settings):
+    """Return as much of a trained model as says where its bars come from."""
+    return SimpleNamespace(series=series, experiment=vary(PRESETS["quick"], **settings))
+
+
+def test_a_model_of_yahoos_bars_forecasts_from_yahoos(yfinance):
+    yfinance.answer = coin_frame(hours("2025-06-08", 24, "UTC"))
+    found = newest_bars([model_of(source="yahoo")], NOW)
+    assert yfinance.asked[0][0] == ["BTC-USD"] and found["BTCUSDT_1h"].passport.source == "yahoo"
+    assert (found["BTCUSDT_1h"].frame["close"] == yfinance.answer[("Close", "BTC-USD")].to_numpy()).all()
+
+
+def test_the_newest_bars_have_the_context_that_the_training_had(yfinance):
+    yfinance.answer = yahoo_frame(["SPY"], pd.date_range("2025-05-01", periods=40, freq="D", tz="America/New_York"))
+    found = newest_bars([model_of(source="synthetic", tickers=("SPY",))], NOW)
+    assert found["BTCUSDT_1h"].frame["SPY_close"].notna().all()
+
+
+def test_a_series_that_is_gone_stops_no_other_interval(monkeypatch):
+    def fetch(symbols, intervals, start, end, **_):
+        if intervals == ("1h",):
+            raise Incomplete("gone", {}, {"BTCUSDT_1h": "BTCUSDT_1h: it trades no more"})
+        return make_market(symbols, intervals, start, end)
+
+    monkeypatch.setattr(binance, "fetch_klines", fetch)
+    models = [model_of(name, intervals=("1h", "15m")) for name in ("BTCUSDT_1h", "BTCUSDT_15m")]
+    found, trouble = reachable_bars(models, pd.Timestamp("2025-06-10 00:00", tz="UTC"))
+    assert list(found) == ["BTCUSDT_15m"] and trouble == {"BTCUSDT_1h": "BTCUSDT_1h: it trades no more"}

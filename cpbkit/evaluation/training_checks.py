@@ -79,7 +79,8 @@ def _check_losses(
     train, validation = curve["train"], curve.get("validation", [])
     beside = ", ".join(f"{kind} {losses.get('train', math.nan):.3g}" for kind, losses in baselines.items())
     usual = not has_scale or train[0] < FIRST_LOSS * max(losses.get("train", 0.0) for losses in baselines.values())
-    yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}"
+    why = "" if usual else ": is the learning rate too high, or a column not scaled?"
+    yield "first loss", "OK" if usual else "SICK", f"{train[0]:.3g} in the first epoch; {beside}{why}"
     falls = train[0] - min(train) > (1 - STUCK) * abs(train[0])
     yield "learns", "OK" if falls else "NOTE", f"train loss {train[0]:.4g} to {min(train):.4g}"
     if validation:

@@ -96,7 +96,8 @@ def record(
         raise HubError(f"a record is kept under a name of letters, digits, '-' and '.'; got {name!r}")
     for model in models:
         data, targets = model.experiment.data, set(model.experiment.task.targets)
-        if model.synthetic or data.market not in ("spot", "um") or not targets <= set(TARGETS):
+        elsewhere = data.source == "yahoo" or data.market not in ("spot", "um")  # than where it is scored
+        if model.synthetic or elsewhere or not targets <= set(TARGETS):
             raise HubError(f"a record is of bars of a venue, that others can look up; {model.series} is of none")
     api, what = connect(repo, write=True), f"recording to {repo}"
     found, why = trained.forecast_able(models, bars, clock())

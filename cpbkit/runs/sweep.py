@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+import numpy as np
+
 from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, vary
 from cpbkit.data import binance
@@ -34,7 +36,7 @@ from cpbkit.runs.progress import Pace, State
 from cpbkit.runs.worker import Checkpoint, Job, Message, Note, Progress, Result, Shrunk, shrink, work
 from cpbkit.texts import redact
 from cpbkit.training import checkpoint
-from cpbkit.windows.series import Series, Table, data_sha256, to_series
+from cpbkit.windows.series import Series, Table, data_sha256, times_of, to_series
 from cpbkit.windows.splits import folds, split
 
 log = logging.getLogger(__name__)
@@ -395,7 +397,19 @@ def prepare(
             series[name] = one
         except DataError as error:
             failed[name] = str(error)
+        else:
+            _tell_left_out(one, bars[name])
     return series, failed
+
+
+def _tell_left_out(series: Series, rows: Klines | Trace | Table) -> None:
+    """Say how many rows after the first one that is used have a feature or target that is no finite number."""
+    times = times_of(rows.frame)
+    if left := int(np.sum(times >= series.times[0])) - len(series):
+        log.warning(
+            "%s: %d of %d rows left out, in which a feature or target is no finite number; no window crosses them",
+            *(series.name, left, len(times)),
+        )
 
 
 def _jobs(

@@ -17,7 +17,7 @@ from cpbkit.config.experiment import Experiment, Model, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.evaluation.results import ResultLine
-from cpbkit.evaluation.training_checks import Check, check_results
+from cpbkit.evaluation.training_checks import FIRST_LOSS, Check, check_results
 from cpbkit.evaluation.verdicts import Judgement, judge_heads, verdict_table
 from cpbkit.runs.settle import suit_rate
 from cpbkit.runs.worker import Job, Result, work
@@ -146,6 +146,13 @@ def run_series(
         if net is not None:
             test = median(forecast(net, windows, "test", [0])[0], task)
             about["judged"] = judge_heads(series, splits.test, test, splits.bounds["train"][1], experiment.model.name)
+            spread = (series.levels / windows.scalers[0].target_scale).var(0).mean()
+            got, naive = _mean(errors).mse, max(_mean(persistence).mse, spread)
+            if got > FIRST_LOSS * naive:
+                notes.append(
+                    f"not trained soundly: its MSE is {got:.3g}, that of the last row or the mean {naive:.3g}; is the "
+                    f"learning rate, {end.training.learning_rate:g}, too high?"
+                )
     kept = len(splits.test) // drop_last * drop_last if drop_last else 0
     return SeriesResult(
         name=name,

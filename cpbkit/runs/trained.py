@@ -16,9 +16,10 @@ from torch import Tensor
 
 from cpbkit import foreign
 from cpbkit.config import own
-from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict
-from cpbkit.data import binance, files, synthetic
-from cpbkit.data.klines import INTERVAL_SECONDS, Klines, split_name, validate
+from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict, vary
+from cpbkit.data import files
+from cpbkit.data.klines import INTERVAL_SECONDS, Incomplete, Klines, split_name, validate
+from cpbkit.data.load import load_klines
 from cpbkit.data.tables import read_table
 from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import CpbkitError, DataError, RunError
@@ -218,16 +219,22 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
         raise DataError(f"the bars of {models[0].series} were {origin}; give the newest ones too")
     names = [split_name(model.series) for model in models]
     found: dict[str, Klines] = {}
+    lacking: dict[str, str] = {}
     for interval in dict.fromkeys(interval for _, interval in names):
-        symbols = [symbol for symbol, each in names if each == interval]
+        symbols = tuple(symbol for symbol, each in names if each == interval)
         reach = pd.Timedelta(seconds=(task.context + HISTORY) * INTERVAL_SECONDS[interval])
-        days = str((now - reach).date()), str(now.date())
-        if data.source == "synthetic":
-            yesterday = str((now - pd.Timedelta(days=1)).date())  # whole days, all of them closed
-            found |= synthetic.make_market(symbols, [interval], days[0], yesterday, data.seed)
-        else:
-            found |= binance.fetch_klines(symbols, [interval], *days, market=data.market)
-    return {series: _until(now, klines) for series, klines in found.items()}
+        made = data.source == "synthetic"  # in whole days: yesterday's bars are the last that are all closed
+        days = {"start": str((now - reach).date()), "end": str((now - pd.Timedelta(days=int(made))).date())}
+        try:
+            bars = load_klines(vary(models[0].experiment, symbols=symbols, intervals=(interval,), **days))
+        except Incomplete as error:
+            bars = error.klines
+            lacking |= error.reasons
+        found |= {series: _until(now, klines) for series, klines in bars.items() if isinstance(klines, Klines)}
+    if lacking:
+        lines = [f"{len(lacking)} series are not there.", *dict.fromkeys(lacking.values())]
+        raise Incomplete("\n".join(lines), found, lacking)
+    return found
 
 
 def _moment(now: object) -> pd.Timestamp:
@@ -266,7 +273,7 @@ def reachable_bars(models: Sequence[TrainedModel], now: pd.Timestamp) -> tuple[M
     """
     try:
         bars, trouble = newest_bars(models, now), {}
-    except binance.Incomplete as error:
+    except Incomplete as error:
         bars, trouble = error.klines, dict(error.reasons)
     for name, klines in bars.items():
         last, step = klines.frame.index[-1], pd.Timedelta(seconds=INTERVAL_SECONDS[split_name(name)[1]])
