@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import walk
 
-from benchmarks import cells, data, indicators, stacks
+from benchmarks import cells, data, indicators, stacks, watch
 from benchmarks.mirror import serve
-from cpbkit.bench import doctor, gauges, market, peers, presets, report, sweep
+from cpbkit.bench import gauges, market, peers, presets, report, sweep
 from cpbkit.bench.engine import Here, Job, Workers, engine
 from cpbkit.bench.kinds import find_kind
 from cpbkit.bench.loops import loop_done_well, loop_in_circulation
@@ -307,14 +307,11 @@ def test_indicators_without_ta_lib_say_so(monkeypatch):
     assert "ratio" not in document and "Not compared: TA-Lib is not installed" in "\n".join(indicators.render(document))
 
 
-@pytest.mark.long
-def test_the_doctor_is_scored_through_the_public_door(monkeypatch, tmp_path):
-    (tmp_path / "idle.py").write_text("# expect: PYTHON_OR_IO_IN_STEP\nx = 1\n")
-    monkeypatch.setattr(doctor, "OWN_LOOPS", tmp_path)
-    monkeypatch.setattr(doctor, "BLOCK", 0.02)
-    monkeypatch.setattr(doctor, "QUICK_PAIRS", 2)
-    text = report.render(doctor.bench_doctor(quick=True))
-    assert "0 of 1 faults named" in text and "A training step under the watch" in text
+def test_the_watch_is_timed_beside_the_same_loop_without(monkeypatch):
+    monkeypatch.setattr(watch, "BLOCK", 0.02)
+    monkeypatch.setattr(watch, "QUICK_PAIRS", 2)
+    text = "\n".join(watch.render(watch.bench_watch(quick=True)))
+    assert "A training step under the watch" in text and "2 pairs of" in text
 
 
 def peer_rows(preset="quick"):

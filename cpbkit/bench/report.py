@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cpbkit import atomic
 from cpbkit.bench.kinds import KINDS, REST
-from cpbkit.gpu_check.inject import render_faults
 from cpbkit.quantities import amount, figure
 
 NO_GPU = "Not measured on a GPU: there is none here, and no figure below says anything about one."
@@ -192,17 +191,4 @@ def _presets(document: dict) -> list[str]:
     return lines + table(head.split("|"), rows)
 
 
-def _doctor(document: dict) -> list[str]:
-    rows = []
-    for cost in document["cost"]:
-        ratios = (f"{c['ratio']:.3f} ({c['low']:.3f} to {c['high']:.3f})" for c in (cost["processor"], cost["wall"]))
-        rows.append([cost["loop"], f"{cost['ms']:.2f}", *ratios, f"{cost['pairs']} pairs of {cost['steps']} steps"])
-    return [
-        "A training step under the watch, in times of one without (95 % interval of the median):",
-        *table(["", "ms", "processor time", "wall time", ""], rows),
-        "",
-        render_faults(document["rows"]),
-    ]
-
-
-SHOWN: dict[str, Callable[[dict], list[str]]] = {"sweep": _sweep, "presets": _presets, "doctor": _doctor}
+SHOWN: dict[str, Callable[[dict], list[str]]] = {"sweep": _sweep, "presets": _presets}

@@ -103,7 +103,7 @@ def presets(as_json):
 
 
 @make_command("cpbkit bench sweep --quick", "cpbkit bench sweep --peers --out bench.json")
-@click.argument("what", type=click.Choice(["sweep", "presets", "doctor"]))
+@click.argument("what", type=click.Choice(["sweep", "presets"]))
 @click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
 @click.option("--peers", is_flag=True, help="With sweep: also time neuralforecast and darts, installed for it.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the figures as JSON too, with sweep also as PNG.")
@@ -112,7 +112,6 @@ def bench(what, quick, peers, out, as_json):
     """Measure the kit on this machine: both sides of each ratio, in one run.
 
     sweep: the engine against the loop in circulation. presets: which one to take here.
-    doctor: how often its verdicts are right.
     """
     import importlib
 

@@ -1,6 +1,10 @@
-"""`cpbkit bench doctor`: what the watch costs a loop, and how many loops with a known fault it names."""
+"""What the watch costs a loop: steps with it and without, in turns.
+
+python -m benchmarks.watch [--quick]
+"""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -8,8 +12,8 @@ from statistics import median
 import torch
 from torch import nn
 
+from cpbkit.bench.report import about, table
 from cpbkit.gpu_check.call_stacks import STAGES
-from cpbkit.gpu_check.inject import OWN_LOOPS, inject_all
 from cpbkit.gpu_check.watch import watch
 from cpbkit.hardware import provenance
 from cpbkit.hardware.device import on_threads
@@ -19,13 +23,10 @@ BLOCK = 0.5  # s
 COUNTED = 20  # steps before the clock starts: the watch counts operators in three of them
 
 
-def bench_doctor(*, quick: bool = False, say: Callable[[str], None] = lambda text: None) -> dict:
-    """Time a loop with and without the watch in turns, and run the loops with a fault through the public door."""
-    cost = []
-    for name in LOOPS:
-        say(f"{name} with and without the watch")
-        cost.append(measure_cost(name, QUICK_PAIRS if quick else PAIRS))
-    return {"bench": "doctor", **provenance.describe(), "cost": cost, "rows": inject_all(OWN_LOOPS, say)}
+def bench_watch(*, quick: bool = False) -> dict:
+    """Time two loops with and without the watch."""
+    cost = [measure_cost(name, QUICK_PAIRS if quick else PAIRS) for name in LOOPS]
+    return {"bench": "watch", **provenance.describe(), "cost": cost}
 
 
 class Forecaster(nn.Module):
@@ -84,3 +85,20 @@ def measure_cost(name: str, pairs: int) -> dict:
         low, high = ratios[max(pairs // 2 - away, 0)], ratios[min(pairs // 2 + away, pairs - 1)]
         cost[clock] = {"ratio": median(ratios), "low": low, "high": high}
     return cost
+
+
+def render(document: dict) -> list[str]:
+    """Show what was measured as lines of text."""
+    rows = []
+    for cost in document["cost"]:
+        ratios = (f"{c['ratio']:.3f} ({c['low']:.3f} to {c['high']:.3f})" for c in (cost["processor"], cost["wall"]))
+        rows.append([cost["loop"], f"{cost['ms']:.2f}", *ratios, f"{cost['pairs']} pairs of {cost['steps']} steps"])
+    return [
+        "A training step under the watch, in times of one without (95 % interval of the median):",
+        *table(["", "ms", "processor time", "wall time", ""], rows),
+    ]
+
+
+if __name__ == "__main__":
+    measured = bench_watch(quick="--quick" in sys.argv[1:])
+    print(*about(measured), "", *render(measured), sep="\n")
