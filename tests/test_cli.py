@@ -125,6 +125,19 @@ def test_wrong_usage_is_exit_code_2(arguments):
     assert run(*arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("series", "load.csv", "--learning-rate", "3"), "--learning-rate is a setting: --set learning_rate=VALUE"),
+        (("sweep", "--widht", "8"), "No such option '--widht'"),
+        (("verdict", "--width", "8"), "No such option '--width'"),
+    ],
+)
+def test_a_setting_given_as_an_option_is_sent_to_its_own(words, said):
+    shown = run(*words)
+    assert shown.exit_code == 2 and said in shown.output
+
+
 def test_doctor_speaks_to_people_and_machines(monkeypatch):
     for name in ("CPBKIT_ARCHIVE_URL", "CPBKIT_REST_URL", "HF_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there

@@ -927,6 +927,26 @@ def test_a_validation_with_its_loader_is_one_thing():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["told", "chosen from"])
+def test_many_rows_without_gradients_are_a_validation_where_their_error_is_told(kind):
+    model, optimizer, _ = make(256)
+    x, y, errors = torch.randn(8000, 8), torch.randn(8000, 1), []
+    with watch(tell=False) as w:
+        for _ in lasting(range(40)):
+            rows = torch.randint(0, len(x), (64,))
+            if kind == "chosen from":
+                with torch.no_grad():
+                    rows = (model(x) - y).square()[:, 0].topk(64).indices
+            step(model, optimizer, x[rows], y[rows])
+            if kind == "told":
+                with torch.no_grad():
+                    errors.append(nn.functional.mse_loss(model(x), y).item())
+    assert (w.verdict == "VALIDATION_IN_STEP") == (kind == "told")
+    if kind == "told":
+        assert f"{HERE.name}:{line_of('errors.append(' + 'nn.functional')}" in w.diagnosis.text
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["a layer", "a weight", "a layer, taken off"])
 def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not(of):
     model, optimizer, batches = make()

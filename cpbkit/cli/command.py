@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpbkit.config.experiment import Experiment, vary
+from cpbkit.config.experiment import PARTS, Experiment, vary
 from cpbkit.errors import NO_ROOM, CpbkitError, DataError, Terminated, UnknownName
 from cpbkit.texts import cut, one_line, printable, width_of
 
@@ -47,6 +47,17 @@ class Command(click.Command):
         self.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks.")
         )
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; a setting that was given as an option is sent to --set."""
+        try:
+            return super().parse_args(context, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            settings = {f.name for part in PARTS.values() for f in dataclasses.fields(part)}
+            if name in settings and any("--set" in option.opts for option in self.params):
+                raise click.UsageError(f"{error.option_name} is a setting: --set {name}=VALUE", context) from None
+            raise
 
     def invoke(self, context: click.Context):
         """Run the command and translate what a person can act on."""

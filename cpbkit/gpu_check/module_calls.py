@@ -1,5 +1,6 @@
 """The calls of modules in one step of a person's loop: from which lines, with gradients or without, one by one."""
 
+import math
 import sys
 import threading
 import weakref
@@ -26,6 +27,9 @@ class Called(NamedTuple):
     own: Own  # where it was called first
 
 
+LARGER = 4  # times the rows that a model trains on: it is tested on these
+
+
 class ModuleCalls:
     """Noted from `begin` to `end`."""
 
@@ -38,6 +42,8 @@ class ModuleCalls:
         self._parts: Counter[tuple[Own, int, Model]] = Counter()  # calls of parts, by their model too
         self._rows: defaultdict[int, set[int]] = defaultdict(set)  # that parts were given, by identity
         self._samples: Counter[Model] = Counter()  # of the batches that a model was given
+        self._trained_on: defaultdict[int, int] = defaultdict(int)  # samples at a time, by identity
+        self._asked: Counter[tuple[OwnLine, int]] = Counter()  # and of calls without gradients, by where they are too
         self._batch = 0  # samples of the last of them, if it was a tensor
         self._model: Model = (), 0  # that was called last
         self._made_rows: dict[Model, int] = {}  # by it
@@ -75,6 +81,11 @@ class ModuleCalls:
                  if n == self._samples[model] and self._rows[part] != {self._made_rows.get(model, -1)}}  # fmt: skip
         return Counter(found)
 
+    def find_tests(self) -> set[OwnLine]:
+        """Return the lines that ask a model without gradients for far more samples than it is trained on at a time."""
+        trained = self._trained_on
+        return {at for (at, model), n in self._asked.items() if n >= LARGER * trained.get(model, math.inf)}
+
     def find_batch(self, model: Model) -> float:
         """Return the samples that a model is given at a time."""
         return self._samples[model] / max(self.models[model], 1)
@@ -95,6 +106,10 @@ class ModuleCalls:
         if stack.root == id(module):
             self._model = stack.own, stack.root
             self._batch = samples if isinstance(given, torch.Tensor) else 0  # in a list, a sample may be as long
+            if graded:
+                self._trained_on[id(module)] = max(self._trained_on[id(module)], samples)
+            else:
+                self._asked[stack.own[0], id(module)] = max(self._asked[stack.own[0], id(module)], samples)
             if graded and all(x.grad_fn is None for x in beside):  # else a state: no sample needs the one before
                 self.models[self._model] += 1
                 self._samples[self._model] += samples

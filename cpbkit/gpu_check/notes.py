@@ -137,7 +137,8 @@ class Notes:
         tracked = {at for c in self.counted for at, calls in c.lines.items() if at is not None and calls.tracked}
         moving = set().union(*(c.moving for c in self.counted)) - tracked
         others, held = self._find_others(), self._find_held()
-        known = self.roles.codes, self.step, tracked, self.backward, others, held, moving
+        tests = set().union(*(c.modules.find_tests() for c in self.counted))
+        known = self.roles.codes, self.step, tracked, self.backward, others, held, moving, tests
         looks = defaultdict(float, self.sampler.seen)
         found = attribute(looks, *known)
         late = self._find_late(found)

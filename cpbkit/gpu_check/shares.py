@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from types import CodeType
 
@@ -58,6 +58,7 @@ WRITING = {  # of libraries that compute or read, and write files too
 VALUES = re.compile(r"\bvals?\b(?=[\w, ]*=[^=])")  # as a critic gives them, not of a validation
 READING = re.compile(r"\bnp\.load\(|h5py\.File\(|torch\.load\(|\.read_(csv|parquet|pickle|json)\(|pickle\.load\(")
 REPLAY = r"choice\(.*\bp ?=|zip\(\*|deque|random\.sample\(|\b(\w+\.)?(mem|memory|buffer|buf|replay)\b"
+NUMBERS = re.compile(r"\.item\(|\bfloat\(|\bprint\(")  # of tensors, for a person
 DRAWING = re.compile(r"\brandom\.(rand|choice|uniform|gauss|sample)(?!.*(\bp ?=|size))")  # one number at a time
 MADE_OF_A_LIST = r"torch\.(as_)?tensor\(|np\.array\("
 CURES_OF_DATA: tuple[tuple[set[str], str, str], ...] = (
@@ -128,6 +129,7 @@ def attribute(
     others: Collection[int] = (),
     held: Collection[int] = (),
     moving: Collection[OwnLine] = (),
+    tests: Set[OwnLine] = frozenset(),
 ) -> Attribution:
     """Attribute each look: its phase, whether it is within the loop over batches, and its innermost own line.
 
@@ -135,8 +137,9 @@ def attribute(
     tracked: own lines that compute towards a loss, outside any module too.
     moving: own lines that make of gradients what is added to weights, as an optimiser.
     others, held: identities of modules that are not trained, or not any more; and of those that are.
+    tests: own lines that ask a model for far more rows than it is trained on at a time.
     """
-    training = _Training(seen, list(codes), step, backward, tracked, moving, others)
+    training = _Training(seen, list(codes), step, backward, tracked, moving, others, tests)
     regions = {training.find_region(s) for s in seen if training.find_phase(s) == "validation"} - {None}
     asks = training.find_asking(seen, held)
     accounts: defaultdict[str, float] = defaultdict(float)
@@ -164,9 +167,9 @@ def attribute(
 class _Training:
     """The loop over batches, and what of a look tells which part of it is under way."""
 
-    def __init__(self, seen, codes: list[CodeType], step, backward, tracked, moving, others):
+    def __init__(self, seen, codes: list[CodeType], step, backward, tracked, moving, others, tests):
         """Take what `attribute` does."""
-        self._codes, self._tracked, self._moving = codes, tracked, moving
+        self._codes, self._tracked, self._moving, self._tests = codes, tracked, moving, tests
         self._of_step = {number for number, _ in step}
         # The innermost loop around an optimiser's step that holds the pass backward too: a loop over several
         # optimisers, or over batches that are added up, holds one of the two.
@@ -200,6 +203,15 @@ class _Training:
         text = VALUES.sub("", source.read_line(self._codes[at[0]].co_filename, at[1])) if at else ""
         return bool(WORDS_OF_VALIDATION.search(text)) and "backward" not in text
 
+    def _gives_numbers(self, s: CallStack) -> bool:
+        """Say whether many rows are asked for, of which numbers are told: to choose or make rows is no test."""
+        if self._tests.isdisjoint(s.own[s.inside : s.inside + 1]):
+            return False
+        number, line = s.own[s.inside]
+        file, region = self._codes[number].co_filename, self.find_region(s)
+        text = source.read_span(region) if isinstance(region, Span) else source.read_function(file, line)
+        return bool(NUMBERS.search(text or source.read_line(file, line)))
+
     def _is_in_inner_loop(self, s: CallStack) -> bool:
         loops = (span for number, line in s.own for span in source.find_loops(self._codes[number].co_filename, line))
         return any(not source.counts_only(span) for span in loops if not self._is_around(span))
@@ -212,7 +224,9 @@ class _Training:
         """Return a look's phase, of which a validation is one; "" where nothing of it is known yet."""
         if s.phase == "forward" and self._is_quiet(s):
             # A frozen network that prepares inputs is another one than is trained; the trained one makes targets too.
-            over_data = s.root in self._trained and (s.evaluating or self._is_in_inner_loop(s))
+            over_data = s.root in self._trained and (
+                s.evaluating or self._is_in_inner_loop(s) or self._gives_numbers(s)
+            )
             return "validation" if over_data or self._is_named_validation(s) else "forward"
         phase = s.phase
         if not phase and s.own and s.own[0] in self._tracked:

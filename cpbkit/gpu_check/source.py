@@ -79,8 +79,12 @@ def read_function(file: str, line: int) -> str:
     path = find_path(file, line)
     if not path or not isinstance(path[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""
-    span = to_span(file, path[0])
-    return "\n".join(read_line(file, at) for at in range(span.start, span.end + 1))
+    return read_span(to_span(file, path[0]))
+
+
+def read_span(span: Span) -> str:
+    """Return the text of some lines."""
+    return "\n".join(read_line(span.file, at) for at in range(span.start, span.end + 1))
 
 
 @functools.lru_cache(maxsize=4096)
