@@ -118,6 +118,16 @@ def test_windows_cross_no_gap_unless_told():
     slid = run_series(frame, "t", plan("persistence", frame), (300, 120, 140), slide_over_gaps=True)
     assert slid.windows["test"] == 140 - 5 and slid.notes == ("windows slide over 1 gaps in the times",)
     assert found.windows["test"] == 135 - (24 + 6 - 1) and "no window crosses" in found.notes[0]
+    (even,) = run_series(frame.reset_index(drop=True), "t", plan("persistence", frame), (300, 120, 140)).notes
+    assert even == "it has no column of times: its rows are taken as even steps"
+
+
+def test_a_sweep_tells_of_gaps_in_a_table(tmp_path, caplog):
+    frame = table().drop(table().index[500:504])
+    small = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 2, "executor": "local", "quiet": True}
+    cpb.sweep("quick", data={"load": frame}, folder=tmp_path / "run", **small)
+    said = "load: no window crosses the 1 gap in its times; frame.reset_index(drop=True) takes"
+    assert said in caplog.text
 
 
 def test_contexts_reach_back_and_horizons_do_not():

@@ -28,6 +28,7 @@ from cpbkit.hardware import provenance
 from cpbkit.hardware.environment import count_cores
 from cpbkit.hardware.monitor import Monitor
 from cpbkit.models import zoo
+from cpbkit.quantities import counted
 from cpbkit.runs import executors, stopping
 from cpbkit.runs.clock import Clock
 from cpbkit.runs.folder import LEDGER, RunFolder
@@ -398,18 +399,21 @@ def prepare(
         except DataError as error:
             failed[name] = str(error)
         else:
-            _tell_left_out(one, bars[name])
+            _tell_gaps(one, bars[name])
     return series, failed
 
 
-def _tell_left_out(series: Series, rows: Klines | Trace | Table) -> None:
-    """Say how many rows after the first one that is used have a feature or target that is no finite number."""
+def _tell_gaps(series: Series, rows: Klines | Trace | Table) -> None:
+    """Say what windows cannot cross: rows after the first with a number that is not finite, and gaps of own tables."""
     times = times_of(rows.frame)
     if left := int(np.sum(times >= series.times[0])) - len(series):
         log.warning(
             "%s: %d of %d rows left out, in which a feature or target is no finite number; no window crosses them",
             *(series.name, left, len(times)),
         )
+    elif isinstance(rows, Table) and (gaps := int(series.segment[-1])):
+        even = "frame.reset_index(drop=True) takes the rows as even steps"
+        log.warning("%s: no window crosses the %s in its times; %s", series.name, counted(gaps, "gap"), even)
 
 
 def _jobs(

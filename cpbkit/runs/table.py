@@ -125,6 +125,8 @@ def run_series(
         notes.append(f"windows slide over {gaps} gaps in the times")
     elif gaps:
         notes.append(f"no window crosses one of the {gaps} gaps in the times")
+    if not isinstance(table.index, pd.DatetimeIndex):
+        notes.append("it has no column of times: its rows are taken as even steps")
     splits = split_rows(series, task, *rows)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = None

@@ -219,7 +219,7 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
         raise DataError(f"the bars of {models[0].series} were {origin}; give the newest ones too")
     names = [split_name(model.series) for model in models]
     found: dict[str, Klines] = {}
-    lacking: dict[str, str] = {}
+    errors: list[Incomplete] = []
     for interval in dict.fromkeys(interval for _, interval in names):
         symbols = tuple(symbol for symbol, each in names if each == interval)
         reach = pd.Timedelta(seconds=(task.context + HISTORY) * INTERVAL_SECONDS[interval])
@@ -229,11 +229,10 @@ def newest_bars(models: Sequence[TrainedModel], now: pd.Timestamp | None = None)
             bars = load_klines(vary(models[0].experiment, symbols=symbols, intervals=(interval,), **days))
         except Incomplete as error:
             bars = error.klines
-            lacking |= error.reasons
+            errors.append(error)
         found |= {series: _until(now, klines) for series, klines in bars.items() if isinstance(klines, Klines)}
-    if lacking:
-        lines = [f"{len(lacking)} series are not there.", *dict.fromkeys(lacking.values())]
-        raise Incomplete("\n".join(lines), found, lacking)
+    if errors:
+        raise Incomplete("\n".join(map(str, errors)), found, {k: why for e in errors for k, why in e.reasons.items()})
     return found
 
 
