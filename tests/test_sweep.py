@@ -183,22 +183,27 @@ def test_a_forecast_that_is_not_finite_is_sick_and_stops_nobody(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
+@pytest.mark.parametrize("asked", ["by a SIGTERM", "by Ctrl-C", "alone by an interrupt"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_keeps_a_checkpoint_and_ends_within_seconds(tmp_path, workers):
+def test_a_sweep_that_is_asked_to_end_keeps_a_checkpoint_and_ends_within_seconds(tmp_path, workers, asked):
     longer = {"epochs": "100000", "patience": "100000"}
     wish = "sweep --source synthetic --symbols BTC,ETH --intervals 1h --start 2025-01-01 --end 2025-02-01".split()
     settings = [part for name, value in longer.items() for part in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "cpbkit", *wish, *settings, "--run", tmp_path / "r", "--workers", str(workers)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         while "training" not in (seen := process.stderr.readline()):
             assert seen, "it ended before it trained"
         while not RunFolder(tmp_path / "r").status().get("share"):
             time.sleep(0.1)
         begun = time.monotonic()
-        process.terminate()
+        if asked == "by Ctrl-C":  # a terminal sends it to the workers too
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM if asked == "by a SIGTERM" else signal.SIGINT)
         said = process.communicate(timeout=60)[1]
     assert time.monotonic() - begun < 20  # 5 s, on a machine that has nothing else to do
-    assert process.returncode == 143 and "the same command goes on" in said and "Traceback" not in said
+    assert process.returncode == (143 if asked == "by a SIGTERM" else 1), said
+    assert "the same command goes on" in said and "Traceback" not in said
     assert list((tmp_path / "r/progress").glob("*.safetensors")) and (tmp_path / "r/clock.json").exists()
 
 

@@ -93,7 +93,7 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
             if stopping.is_asked() and not told:
                 told = True
                 for process, _ in workers.values():
-                    process.terminate()
+                    stopping.pass_on(process)
             if stopping.leaving() != left:
                 left = stopping.leaving()
                 for pipe in running:
@@ -153,7 +153,7 @@ def _nothing_to_run() -> Iterator[None]:
 def _serve(work: Work, pipe: Connection) -> None:
     threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     try:
-        with stopping.listening():
+        with stopping.listening(in_worker=True):
             while True:
                 if isinstance(job := pipe.recv(), frozenset):
                     stopping.wish(leaving=job)

@@ -1,15 +1,17 @@
-"""What ends a sweep, or models of it, early: a SIGTERM, after which it ends within seconds, or a person's wish."""
+"""What ends a sweep, or models of it, early: a SIGTERM, after which it ends within seconds, an interrupt, or a wish."""
 
 import contextlib
 import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from multiprocessing.process import BaseProcess
 
 from cpbkit.errors import Terminated
 
-GRACE = 3.0  # s that a step and a checkpoint may take after the signal
-_asked, _patient = threading.Event(), threading.Event()
+# s that a step and a checkpoint may take after the signal: batch systems soon kill, a person can ask once more.
+GRACE = {signal.SIGTERM: 3.0, signal.SIGINT: 30.0}
+_asked, _interrupted, _patient = threading.Event(), threading.Event(), threading.Event()
 
 
 class _Wishes(threading.local):  # a thread has one sweep; another's is not meant
@@ -39,23 +41,43 @@ def wish(end: bool = False, leaving: Iterable[str] = ()) -> None:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
-    """Raise Terminated at a SIGTERM meanwhile. Only the main thread hears signals; others leave them as they are."""
+def listening(in_worker: bool = False) -> Iterator[None]:
+    """Raise Terminated at a SIGTERM meanwhile, and KeyboardInterrupt at an interrupt, also where it was waited for.
+
+    in_worker: an interrupt, of which a terminal and the parent may both send one, asks to end as often as it comes.
+    Only the main thread hears signals; others leave them as they are.
+    """
     _wishes.end, _wishes.leaving = False, frozenset()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _hear)
+    before = {number: signal.signal(number, _hear) for number in GRACE}
+    if in_worker:
+        signal.signal(signal.SIGINT, lambda *_: _asked.set())
     try:
         yield
+    except Terminated:
+        if _interrupted.is_set():
+            raise KeyboardInterrupt from None
+        raise
     finally:
         _asked.clear()
-        signal.signal(signal.SIGTERM, before)
+        _interrupted.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def pass_on(worker: BaseProcess) -> None:
+    """Ask a worker process to end as this one is asked: within seconds after a SIGTERM, else when it can."""
+    if _asked.is_set() and not _interrupted.is_set():
+        worker.terminate()
+    elif worker.pid and worker.is_alive():
+        os.kill(worker.pid, signal.SIGINT)
 
 
 @contextlib.contextmanager
 def patiently() -> Iterator[None]:
-    """Promise to look at `is_asked` between steps: Terminated is raised only GRACE after the signal, or at a second."""
+    """Promise to look at `is_asked` between steps: what a signal raises comes GRACE after it, or at a second one."""
     _patient.set()
     try:
         yield
@@ -63,11 +85,13 @@ def patiently() -> Iterator[None]:
         _patient.clear()
 
 
-def _hear(*_) -> None:
+def _hear(number: int, _) -> None:
     if not _patient.is_set() or _asked.is_set():
-        raise Terminated
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+    if number == signal.SIGINT:
+        _interrupted.set()
     _asked.set()
-    timer = threading.Timer(GRACE, _remind)
+    timer = threading.Timer(GRACE[signal.Signals(number)], _remind)
     timer.daemon = True
     timer.start()
 

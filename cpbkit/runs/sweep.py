@@ -329,7 +329,7 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
                         state.hear(message)
                         for stage, seconds in message.seconds.items():
                             clock.add(f"worker: {stage}", seconds)
-                tell(state.stage)
+                tell("stopping, with a checkpoint" if stopping.is_asked() else state.stage)
     if incomplete:
         raise incomplete
 
