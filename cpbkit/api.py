@@ -20,6 +20,7 @@ from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines
+from cpbkit.data.tables import arrange
 from cpbkit.data.traces import Trace
 from cpbkit.errors import NO_ROOM, DataError, RunError, check_name, stoppable
 from cpbkit.evaluation.conformal import say_quantiles
@@ -170,7 +171,7 @@ class Run:
             if data is None or name not in data:
                 again = f"data={{{name!r}: frame}}, in the terminal --table FILE"
                 raise DataError(f"the table of {name} was given as a frame; give it again: {again}")
-            return Retraining(name, one, self._same_table(Table(name, data[name])))
+            return Retraining(name, one, self._same_table(Table(name, arrange(data[name], name))))
         bars = load_klines(one) if data is None else from_frames(data)
         return Retraining(name, one, bars[check_name("series", name, bars)])
 

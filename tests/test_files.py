@@ -30,7 +30,7 @@ from cpbkit.cli.main import cpbkit
 from cpbkit.config.experiment import OHLC
 from cpbkit.data.files import from_frames, read_files, read_klines
 from cpbkit.data.klines import INTERVAL_SECONDS
-from cpbkit.data.tables import read_table
+from cpbkit.data.tables import arrange, read_table
 from cpbkit.errors import DataError, UnknownName
 from cpbkit.texts import printable
 
@@ -344,6 +344,52 @@ def test_a_table_has_its_times_sorted_and_its_columns_chosen(tmp_path):
 def test_columns_that_are_not_numbers_are_named_when_left_out(tmp_path, caplog):
     table(tmp_path, LOAD)
     assert "columns that are not numbers were left out: site ('a')" in caplog.text
+
+
+HOURS = pd.date_range("2024-01-01", periods=600, freq="h", name="time")
+HOURLY = pd.DataFrame({"time": HOURS.astype(str), "load": np.arange(600.0)})
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        HOURLY.iloc[::-1],
+        HOURLY.sample(frac=1, random_state=0),
+        HOURLY.set_index(HOURS)[["load"]],
+        HOURLY.assign(time=HOURS.tz_localize("UTC").tz_convert("Asia/Tokyo")),
+        HOURLY.assign(time=HOURS.strftime("%d/%m/%Y %H:%M")),  # which the first hundred rows leave open
+        HOURLY.assign(load=HOURLY["load"].astype(object)),
+    ],
+    ids=["backwards", "shuffled", "by index", "in another zone", "day first", "of objects"],
+)
+def test_a_frame_is_arranged_as_a_file_is(frame):
+    got = arrange(frame, "load")
+    assert list(got) == ["load"] and got["load"].tolist() == HOURLY["load"].tolist()
+    assert (got.index == HOURS.tz_localize("UTC")).all()
+
+
+@pytest.mark.parametrize(
+    "frame, message",
+    [
+        (pd.concat([HOURLY.assign(shop=0), HOURLY.assign(shop=1)]), "one row a time; got 600 more"),
+        (HOURLY.assign(time=HOURS.strftime("%d/%m/%Y %H:%M"))[:200], "can be read as %d/%m/%Y %H:%M and as %m/%d/%Y"),
+        (
+            HOURLY.astype(object).replace({"load": {3.0: "n/a?"}}),
+            "load must hold numbers; 1 of 600 cells are none, row 4 ",
+        ),
+        (HOURLY.replace({"load": {3.0: np.inf}}), "load must hold numbers; row 4 has 'inf'; leave such cells blank"),
+        (HOURLY.rename(columns={"load": "a:b"}), "a column's name may have no ':'"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "each column needs a name of its own; got twice a"),
+    ],
+)
+def test_what_a_frame_must_not_be_is_said(frame, message):
+    with pytest.raises(DataError, match=message):
+        arrange(frame, "load")
+
+
+def test_a_column_that_counts_the_rows_is_left_out_with_a_word(tmp_path, caplog):
+    assert list(table(tmp_path, ",load\n0,5\n1,7\n2,6\n")) == ["load"]
+    assert "a column that counts the rows was left out: Unnamed: 0" in caplog.text
 
 
 def test_a_table_without_times_is_counted(tmp_path):

@@ -19,7 +19,7 @@ from cpbkit.errors import CpbkitError, DataError, RunError, UnknownName
 from cpbkit.evaluation import leakage
 from cpbkit.evaluation.leakage import autoregression
 from cpbkit.models import zoo
-from cpbkit.runs.settle import suit_rate
+from cpbkit.runs.settle import settle, suit_rate
 from cpbkit.runs.table import compare, plan_series, run_series, train_and_judge
 from cpbkit.windows.series import from_table
 from cpbkit.windows.splits import split_rows
@@ -120,6 +120,17 @@ def test_windows_cross_no_gap_unless_told():
     assert found.windows["test"] == 135 - (24 + 6 - 1) and "no window crosses" in found.notes[0]
     (even,) = run_series(frame.reset_index(drop=True), "t", plan("persistence", frame), (300, 120, 140)).notes
     assert even == "it has no column of times: its rows are taken as even steps"
+
+
+def test_columns_that_never_change_are_left_out_and_tables_of_a_sweep_share_theirs(caplog):
+    frame = table().assign(flag=1)
+    assert settle("quick", {}, {"a": frame}).experiment.task.targets == tuple(table())
+    assert "a: columns that never change were left out: flag" in caplog.text
+    assert settle("quick", {"targets": ["flag"], "features": ["flag"]}, {"a": frame}).experiment.task.targets == (
+        "flag",
+    )
+    with pytest.raises(DataError, match="tables of one sweep share their columns; one of a, b has x, and not "):
+        settle("quick", {}, {"a": frame, "b": pd.DataFrame({"x": [1.0, 2.0]})})
 
 
 def test_a_sweep_tells_of_gaps_in_a_table(tmp_path, caplog):

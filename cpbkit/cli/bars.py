@@ -308,11 +308,12 @@ def series(
     as_json,
 ):
     """Train a model on a table of your own: its errors as published tables give them, and its verdicts."""
-    from cpbkit.data.tables import read_table
+    from cpbkit.data.tables import find_moving, read_table
     from cpbkit.runs.table import plan_series, run_series
 
     table = read_table(file, time, columns)
     table = table.dropna() if drop_missing else table
+    table = table if columns else table[find_moving([table], Path(file).name)]
     tenth = len(table) // 10
     settings = merge_settings(settings, epochs=epochs)
     experiment = plan_series(model, table.columns, context, horizon, scale, settings)

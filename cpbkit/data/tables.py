@@ -13,7 +13,7 @@ import zipfile
 import zlib
 import zoneinfo
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 from xml.etree.ElementTree import ParseError
 
@@ -65,38 +65,108 @@ def read_table(path: str | pathlib.Path, time: str | None = None, columns: Seque
     Raises UnknownName for a column that is not there, DataError for text, infinities or the same time twice.
     """
     path = pathlib.Path(path)
-    table, _ = load(path)
-    table.columns = [str(column) for column in table.columns]
-    if time is None and (dated := times.date_and_clock(table)):
+    return arrange(load(path)[0], path.name, time, columns)
+
+
+def arrange(
+    table: pd.DataFrame, name: str, time: str | None = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Do with a table what `read_table` does with that of a file; an index of times holds its times.
+
+    name: what errors call it.
+    """
+    index = table.index if isinstance(table.index, pd.DatetimeIndex) else None
+    if isinstance(table.index, pd.MultiIndex):
+        table = table.reset_index()
+    table = table.set_axis([str(column) for column in table.columns], axis=1)
+    if table.columns.has_duplicates:
+        twice = ", ".join(table.columns[table.columns.duplicated()].unique())
+        raise DataError(f"{name}: each column needs a name of its own; got twice {twice}")
+    if index is not None:
+        time = None
+    elif time is None and (dated := times.date_and_clock(table)):
         time, clock, both = dated
         table = table.assign(**{time: both}).drop(columns=clock)
     elif time is not None:
         check_name("time column", time, table.columns)
     else:
-        time = next((column for column in table.columns if times.holds_times(table[column], path.name)), None)
+        time = next((column for column in table.columns if times.holds_times(table[column], name)), None)
     chosen = [check_name("column", column, table.columns) for column in dict.fromkeys(columns or ())]
     if not chosen:
-        rest = [column for column in table.columns if column != time]
-        chosen = [column for column in rest if pd.api.types.is_numeric_dtype(table[column])]
-        if left := [column for column in rest if column not in chosen]:
-            log.warning("%s: columns that are not numbers were left out: %s", path.name, _with_cells(table[left]))
+        chosen = _find_numbers(table.drop(columns=[time] if time else []), name)
     if not chosen:
-        raise DataError(f"{path.name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
-    values = pd.DataFrame({column: read_numbers(table[column], column, path.name) for column in chosen})
-    if time is None:
+        raise DataError(f"{name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
+    if odd := next((column for column in chosen if ":" in column), None):
+        raise DataError(f"{name}: a column's name may have no ':', by which own parts are named; rename {odd!r}")
+    values = pd.DataFrame({column: read_numbers(table[column], column, name) for column in chosen})
+    if time is not None:
+        index = times.read_times(table[time], name).rename(time)
+    elif index is not None:
+        index = times.read_times(index.to_series(), name).rename(index.name)
+    if index is None:
         return values
-    values = values.set_index(times.read_times(table[time], path.name).rename(time)).sort_index(kind="stable")
+    values = values.set_index(index).sort_index(kind="stable")
     again = values.reset_index(names="").duplicated().to_numpy()
     if again.any():
-        log.warning("%s: rows left out that repeat another: %d", path.name, again.sum())
+        log.warning("%s: rows left out that repeat another: %d", name, again.sum())
         values = values[~again]
-    twice = values.index.duplicated()
-    if twice.any():
+    doubled = values.index.duplicated()
+    if doubled.any():
         raise DataError(
-            f"{path.name}: one row a time; got {int(twice.sum())} more, the first at {values.index[twice][0]}. "
-            "Keep one series in a file"
+            f"{name}: one row a time; got {int(doubled.sum())} more, the first at {values.index[doubled][0]}. "
+            "Keep one series in a file or frame; local times, of which an hour comes twice in autumn, need their zone"
         )
     return values
+
+
+def _find_numbers(table: pd.DataFrame, name: str) -> list[str]:
+    """Return the columns of numbers, and say which others are left out; DataError for one that is mostly numbers."""
+    numbers = [column for column in table if _are_numbers(table[column])]
+    counts = [column for column in numbers if column.startswith("Unnamed: ") and _counts_rows(table[column])]
+    left = [column for column in table if column not in numbers]
+    for column in left:
+        no_number = pd.to_numeric(table[column], errors="coerce").isna() & table[column].notna()
+        if no_number.mean() < 0.5 and not times.holds_times(table[column], name):
+            raise DataError(
+                f"{name}: {column} must hold numbers; {no_number.sum():,} of {len(table):,} cells are none, row "
+                f"{no_number.argmax() + 1} has {str(table[column][no_number].iloc[0])[:60]!r}. Mend them, or leave the "
+                "column out (--columns, in Python frame.drop)"
+            )
+    if left:
+        log.warning("%s: columns that are not numbers were left out: %s", name, _with_cells(table[left]))
+    if counts:
+        log.warning("%s: a column that counts the rows was left out: %s", name, ", ".join(counts))
+    return [column for column in numbers if column not in counts]
+
+
+def find_moving(tables: Iterable[pd.DataFrame], name: str) -> list[str]:
+    """Return the columns of the first table without those that never change in any, and say which these are.
+
+    Errors: DataError for a table that lacks one.
+    """
+    first, *others = tables
+    for other in others:
+        if lacking := [column for column in first if column not in other]:
+            raise DataError(
+                f"tables of one sweep share their columns; one of {name} has {', '.join(other)}, and not "
+                f"{', '.join(lacking)}. Sweep them apart, or name columns that all have: features=, targets="
+            )
+    moving = [column for column in first if any(table[column].nunique() > 1 for table in (first, *others))]
+    if moving and (still := [column for column in first if column not in moving]):
+        log.warning("%s: columns that never change were left out: %s", name, ", ".join(still))
+    return moving or list(first)
+
+
+def _are_numbers(column: pd.Series) -> bool:
+    if pd.api.types.is_numeric_dtype(column):
+        return True
+    if not (pd.api.types.is_object_dtype(column) or pd.api.types.is_string_dtype(column)) or column.isna().all():
+        return False
+    return bool((pd.to_numeric(column, errors="coerce").isna() == column.isna()).all())
+
+
+def _counts_rows(column: pd.Series) -> bool:
+    return bool((column.diff().iloc[1:] == 1).all())
 
 
 def _with_cells(columns: pd.DataFrame) -> str:
@@ -531,5 +601,6 @@ def read_numbers(
         lost = pd.Series(np.isinf(values))
     if lost.any():
         row = int(np.flatnonzero(lost)[0])
-        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])[:60]!r}")
+        blank = "; leave such cells blank" if np.isinf(pd.to_numeric(column.iloc[row], errors="coerce")) else ""
+        raise DataError(f"{where}: {name} must hold numbers; row {row + 1} has {str(column.iloc[row])[:60]!r}{blank}")
     return values

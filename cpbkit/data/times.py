@@ -78,12 +78,18 @@ def has_zone(column: pd.Series) -> bool:
     return bool(re.fullmatch(r"\d{9,19}(\.\d+)?", first) or _ZONE.search(first))
 
 
+class Ambiguous(DataError):
+    """Times that can be read in more than one way, of which later rows may rule out some."""
+
+
 def holds_times(column: pd.Series, where: str) -> bool:
-    """Say whether a column can be read as times; numbers only where its name says so."""
+    """Say whether a column can be read as times, if perhaps in two ways; numbers only where its name says so."""
     if pd.api.types.is_numeric_dtype(column) and plain(column.name) not in STARTS:
         return False
     try:
         read_times(column.iloc[:100], where)
+    except Ambiguous:
+        return True
     except DataError:
         return False
     return True
@@ -151,4 +157,5 @@ def _from_words(column: pd.Series, where: str) -> pd.Series:
         row = int(most.isna().argmax())
         raise DataError(f"{where}: {_row(text, row)}; it is no time like {text.iloc[0]!r}. Mend or drop it")
     why = f"can be read as {' and as '.join(form for form, _ in readings.values())}" if readings else "cannot be read"
-    raise DataError(f"{where}: times such as {text.iloc[0]!r} {why}. Write them as 2025-01-31 00:00")
+    kind = Ambiguous if readings else DataError
+    raise kind(f"{where}: times such as {text.iloc[0]!r} {why}. Write them as 2025-01-31 00:00")

@@ -16,6 +16,7 @@ from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
 from cpbkit.data.files import Found, from_frames
 from cpbkit.data.klines import Klines, find_interval, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
+from cpbkit.data.tables import arrange, find_moving
 from cpbkit.data.traces import INTERVAL, Trace, find_traces
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.hardware.environment import in_notebook
@@ -86,10 +87,11 @@ def settle(
         raise CpbkitError(f'data takes bars or tables by their names, data={{"load": frame}}; got {got}')
     own: dict[str, Any] = {}
     if data and not any(map(is_bars, data.values())):
-        base, settings = suit_rate(base, settings), suit_tables(data, settings)
+        own = {name: Table(name, arrange(table, name)) for name, table in data.items()}
+        frames = {name: table.frame for name, table in own.items()}
+        base, settings = suit_rate(base, settings), suit_tables(frames, settings)
         for setting, tried in base.training.search if "search" not in settings else ():
             say(f"Validation chooses the {setting} of each table among {', '.join(f'{x:g}' for x in tried)}.")
-        own = {name: Table(name, table) for name, table in data.items()}
     elif data is not None:
         days: dict[str, Any] = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
         own = {**from_frames(data, **days)}
@@ -137,9 +139,13 @@ def is_bars(data: object) -> bool:
     return not isinstance(data, pd.DataFrame) or {"open", "high", "low", "close"} <= {str(c).lower() for c in data}
 
 
-def suit_tables(data: Mapping[str, Any], settings: Mapping) -> dict[str, Any]:
-    """Return settings that suit tables, by series, and those given: every column of numbers is forecast, from all."""
-    columns = tuple(next(iter(data.values())).select_dtypes("number"))
+def suit_tables(data: Mapping[str, pd.DataFrame], settings: Mapping) -> dict[str, Any]:
+    """Return settings that suit tables, by series, and those given: every column that changes is forecast, from all.
+
+    Errors: DataError for tables of different columns.
+    """
+    named = settings.keys() >= {"features", "targets"}
+    columns = () if named else tuple(find_moving(data.values(), ", ".join(data)))
     return {
         **{"source": "table", "series": tuple(data), "symbols": tuple(data), "intervals": ("table",)},
         **{"features": columns, "targets": columns},

@@ -20,7 +20,7 @@ from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict, v
 from cpbkit.data import files
 from cpbkit.data.klines import INTERVAL_SECONDS, Incomplete, Klines, split_name, validate
 from cpbkit.data.load import load_klines
-from cpbkit.data.tables import read_table
+from cpbkit.data.tables import arrange, read_table
 from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.models import zoo
@@ -332,7 +332,9 @@ def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, 
     if model.experiment.data.source == "table":
         if isinstance(given, str | os.PathLike):
             given = read_table(Path(given))
-        if not isinstance(given, pd.DataFrame):
+        elif isinstance(given, pd.DataFrame):
+            given = arrange(given, model.series)
+        else:
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame or a file")
         newest = _after_holes(given, task)
         return _whole_context(from_table(model.series, newest, task.features, task.targets), task, len(given)), ""

@@ -74,13 +74,10 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table of a person's own, one series: its columns of numbers by time, or in even steps."""
+    """A table of a person's own, one series: its columns of numbers by time, or in even steps, as `arrange` gives."""
 
     name: str
     frame: pd.DataFrame
-
-    def __post_init__(self):
-        object.__setattr__(self, "frame", self.frame.select_dtypes(["number", "bool"]))
 
 
 def to_series(data: Klines | Trace | Table, task: Task) -> Series:
