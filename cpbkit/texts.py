@@ -39,6 +39,13 @@ def width_of(stream: TextIO) -> int:
         return 80
 
 
+def rewrite(stream: TextIO, text: str, end: str = "") -> None:
+    """Put a text in the place of the line that stands on a terminal, cut to its width; `end` follows it."""
+    width = width_of(stream) - 1  # in the last column some terminals begin a new line
+    stream.write("\r" + cut(text, width).ljust(width) + end)
+    stream.flush()
+
+
 def redact(text: str) -> str:
     """Return a text in which no URL holds a name and password: `https://***@host`."""
     return _LOGIN.sub("***@", text)

@@ -1,5 +1,7 @@
 """What somebody else wrote does not command a terminal, and a password goes no further."""
 
+import io
+
 import pytest
 from conftest import terminal
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 import cpbkit as cpb
 from cpbkit.errors import CpbkitError, RunError
-from cpbkit.texts import printable, redact
+from cpbkit.texts import printable, redact, rewrite
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,14 @@ def test_nothing_that_is_left_can_command(text):
     left = printable(text)
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in left)
     assert printable(left) == left
+
+
+def test_a_line_that_is_written_over_leaves_nothing_behind_and_stays_in_its_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")
+    rewrite(screen := io.StringIO(), "longer than it")
+    rewrite(screen, "short")
+    rewrite(screen, "", "\r")
+    assert screen.getvalue().split("\r") == ["", "longer t…", "short    ", " " * 9, ""]
 
 
 @pytest.mark.parametrize(

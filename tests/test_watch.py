@@ -1108,6 +1108,7 @@ def test_a_model_that_takes_its_batch_apart_is_named():
 
 
 def test_the_live_line_says_how_fast_and_where(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")  # a narrower terminal cuts it
     monkeypatch.setattr("cpbkit.gpu_check.watch._can_draw", lambda: True)
     monkeypatch.setattr("cpbkit.gpu_check.watch.LIVE", 0.0)
     monkeypatch.setattr("cpbkit.gpu_check.watch.TICK", 0.1)
@@ -1119,6 +1120,7 @@ def test_the_live_line_says_how_fast_and_where(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert re.search(r"\r\d+\.\d steps/s · .*rest \d+% · \d\.\d\d GB", said)
     assert said.endswith(w.report() + "\n") and said.startswith("\r")
+    assert {len(line) for line in said.split("\r")[1:-1]} == {119}, "it stays in its line"
 
 
 def test_a_notebook_shows_the_live_line_in_one_place_and_nothing_in_red(monkeypatch, capsys):

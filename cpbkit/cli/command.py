@@ -16,7 +16,7 @@ import click
 
 from cpbkit.config.experiment import PARTS, Experiment, vary
 from cpbkit.errors import NO_ROOM, CpbkitError, DataError, Terminated, UnknownName
-from cpbkit.texts import cut, one_line, printable, width_of
+from cpbkit.texts import one_line, printable, rewrite
 
 if TYPE_CHECKING:  # pandas takes its time to load
     import pandas as pd
@@ -125,25 +125,22 @@ def show(document, as_json: bool, text: Callable[[], str], failed: object = Fals
 @contextlib.contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that says what is going on: in place on a terminal, else a line every ten seconds."""
-    terminal, said = sys.stderr.isatty(), 0.0
-    shown = ""
+    terminal, said, shown = sys.stderr.isatty(), 0.0, False
 
     def say(text: str) -> None:
         nonlocal said, shown
-        text = one_line(text)
         if terminal:
-            text = cut(text, width_of(sys.stderr) - 1)
-            click.echo("\r" + text.ljust(len(shown)), nl=False, err=True)
-            shown = text
+            rewrite(sys.stderr, one_line(text))
+            shown = True
         elif time.monotonic() - said > 10:
-            click.echo(text, err=True)
+            click.echo(one_line(text), err=True)
             said = time.monotonic()
 
     try:
         yield say
     finally:
         if shown:
-            click.echo("\r" + " " * len(shown) + "\r", nl=False, err=True)
+            rewrite(sys.stderr, "", "\r")
 
 
 def merge_settings(settings: dict, **given) -> dict:

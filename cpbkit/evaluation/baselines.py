@@ -204,26 +204,33 @@ def _ridge_ar(series, k, origins, horizon, train_end):
 
 
 def _regress(series, k, design, origins, horizon, train_end, penalties) -> np.ndarray:
-    """Fit y[h] on the design (N, P) and an intercept in train, return its forecasts (W, H).
-
-    Of several penalties (P,) the best on the last fifth of the train rows is taken; then all are fitted.
-    """
+    """Fit y[h] on the design (N, P) in train, return its forecasts (W, H)."""
     rows = _train_rows(series, horizon, train_end)
     rows = rows[np.isfinite(design[rows]).all(axis=1)]
     cut = rows[len(rows) * 4 // 5] if len(rows) else 0
-    early, late = rows[rows < cut - horizon], rows[rows >= cut]
-    if design.shape[1] == 0 or len(early) < 2 * design.shape[1]:
+    if design.shape[1] == 0 or np.sum(rows < cut - horizon) < 2 * design.shape[1]:
         return np.full((len(origins), horizon), np.nan)
+    return fit_ridge(design, lambda some: _truth(series, k, some, horizon), rows, origins, horizon, penalties)
+
+
+def fit_ridge(design, truth, rows, origins, horizon, penalties) -> np.ndarray:
+    """Fit truth(rows) (n, H) on the design (N, P) and an intercept, return forecasts at the origins (W, H).
+
+    Of several penalties (P,) the best on the last fifth of the rows is taken; then all are fitted. horizon: bars that
+    a truth reaches ahead.
+    """
     penalty = penalties[0]
     if len(penalties) > 1:
+        cut = rows[len(rows) * 4 // 5]
+        early, late = rows[rows < cut - horizon], rows[rows >= cut]
         scale = _scale(design, early)
-        gram, cross = _moments(series, k, design, scale, late, horizon)
-        early_moments = _moments(series, k, design, scale, early, horizon)
+        gram, cross = _moments(design, truth, scale, late)
+        early_moments = _moments(design, truth, scale, early)
         trials = [_solve(*early_moments, penalty) for penalty in penalties]
         losses = [np.sum(w * (gram @ w - 2 * cross)) for w in trials]  # the squared error less y'y
         penalty = penalties[int(np.argmin(losses))]
     centre, spread = scale = _scale(design, rows)
-    weights = _solve(*_moments(series, k, design, scale, rows, horizon), penalty)
+    weights = _solve(*_moments(design, truth, scale, rows), penalty)
     return (design[origins] - centre) / spread @ weights[1:] + weights[0]
 
 
@@ -232,14 +239,13 @@ def _scale(design, rows) -> tuple[np.ndarray, np.ndarray]:
     return design[rows].mean(axis=0), np.where(spread > 0, spread, 1.0)
 
 
-def _moments(series, k, design, scale, rows, horizon) -> tuple[np.ndarray, np.ndarray]:
+def _moments(design, truth, scale, rows) -> tuple[np.ndarray, np.ndarray]:
     """Sum X'X (P + 1, P + 1) and X'Y (P + 1, H) in pieces: memory does not grow with rows x horizon."""
-    columns = design.shape[1] + 1
-    gram, cross = np.zeros((columns, columns)), np.zeros((columns, horizon))
+    gram = cross = np.zeros(())
     for piece in np.array_split(rows, len(rows) // 8192 + 1):
         x = np.hstack([np.ones((len(piece), 1)), (design[piece] - scale[0]) / scale[1]])
-        gram += x.T @ x
-        cross += x.T @ _truth(series, k, piece, horizon)
+        gram = gram + x.T @ x
+        cross = cross + x.T @ truth(piece)
     return gram, cross
 
 

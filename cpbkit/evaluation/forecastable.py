@@ -13,7 +13,7 @@ from cpbkit import indicators
 from cpbkit.data.klines import DAY_SECONDS, INTERVAL_SECONDS, SECOND_NS, Klines, split_name
 from cpbkit.errors import CpbkitError, DataError
 from cpbkit.evaluation import metrics
-from cpbkit.evaluation.baselines import DECAYS, PENALTIES
+from cpbkit.evaluation.baselines import DECAYS, PENALTIES, fit_ridge
 from cpbkit.evaluation.pooled import Losses, pool
 from cpbkit.evaluation.verdicts import BEATS, TOO_FEW, compare, in_words, is_enough, known_variance
 
@@ -178,12 +178,13 @@ def _walk(target, truth, design, naive, ewmas, rows, half, horizon) -> tuple[np.
     """Refit before each of FOLDS pieces of the second half; return losses (W,) of model, of baselines, and origins."""
     borders = np.linspace(half, len(truth), FOLDS + 1).astype(int)
     pieces: list[dict[str, np.ndarray]] = []
-    tested = []
+    tested, penalties = [], np.outer(PENALTIES, np.ones(design.shape[1]))
     for start, end in itertools.pairwise(borders):
         train, test = rows[rows < start - horizon], rows[(rows >= start) & (rows < end)]
         if len(test) == 0:
             continue
-        told = {"model": _ridge(truth, design, train, test, horizon), "mean": np.full(len(test), truth[train].mean())}
+        model = fit_ridge(design, lambda some: truth[some, None], train, test, horizon, penalties)[:, 0]
+        told = {"model": model, "mean": np.full(len(test), truth[train].mean())}
         told |= {name: y[test] for name, y in naive.items()}
         if ewmas:
             errors = [truth[train] - each[train] for each in ewmas]
@@ -195,25 +196,6 @@ def _walk(target, truth, design, naive, ewmas, rows, half, horizon) -> tuple[np.
         tested.append(test)
     lost = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     return lost.pop("model"), lost, np.concatenate(tested)
-
-
-def _ridge(truth, design, train, test, horizon) -> np.ndarray:
-    """Fit on the train rows, with the penalty that is best on their last fifth, and forecast the test rows."""
-    cut = train[len(train) * 4 // 5]
-    early, late = train[train < cut - horizon], train[train >= cut]
-
-    def fit(rows: np.ndarray, at: np.ndarray, penalties: Sequence[float]) -> np.ndarray:
-        """Return forecasts at some rows, (penalties, W)."""
-        centre, spread = design[rows].mean(axis=0), design[rows].std(axis=0)
-        spread = np.where(spread > 0, spread, 1.0)
-        x, level = (design[rows] - centre) / spread, truth[rows].mean()
-        values, vectors = np.linalg.eigh(x.T @ x / len(rows))
-        along = vectors.T @ (x.T @ (truth[rows] - level)) / len(rows)
-        weights = vectors @ (along / (np.maximum(values, 1e-12) + np.array(penalties)[:, None])).T
-        return level + ((design[at] - centre) / spread @ weights).T
-
-    errors = np.mean((truth[late] - fit(early, late, PENALTIES)) ** 2, axis=1)
-    return fit(train, test, [PENALTIES[int(np.argmin(errors))]])[0]
 
 
 def text(table: pd.DataFrame) -> str:

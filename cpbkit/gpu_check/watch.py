@@ -33,7 +33,7 @@ from cpbkit.hardware.environment import in_notebook
 from cpbkit.hardware.monitor import device_memory, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 from cpbkit.quantities import without_nan
-from cpbkit.texts import wrapped
+from cpbkit.texts import rewrite, wrapped
 
 MOST_MARKS = 1000  # then every second one is let go
 FOLLOWED = 16  # nodes of a loss's graph
@@ -105,8 +105,6 @@ class Watch:
         self._exits.close()
         if self._live:
             self._show("")
-            if not in_notebook():
-                sys.stderr.write("\r")
         try:
             self._result = self._add_up()
         except Exception as failure:  # a mistake in here must not cost a person the end of a training
@@ -462,7 +460,7 @@ class Watch:
     def _show(self, text: str) -> None:
         """Put a text in the place of the last one; a notebook would show what stands on the error stream in red."""
         if not in_notebook():
-            sys.stderr.write("\r" + text.ljust(len(self._live)))
+            rewrite(sys.stderr, text, "" if text else "\r")
         elif self._slot:
             self._slot.update({"text/plain": text}, raw=True)
         else:

@@ -19,7 +19,7 @@ from cpbkit.errors import check_name
 from cpbkit.evaluation.results import ResultLine, Running
 from cpbkit.hardware.environment import in_notebook
 from cpbkit.quantities import Standing, duration
-from cpbkit.texts import cut, width_of
+from cpbkit.texts import rewrite, width_of
 from cpbkit.views.controls import WIDGET, Controls, Stop, hear
 from cpbkit.views.loss import loss_figure
 from cpbkit.views.page import status_line
@@ -239,12 +239,10 @@ class Terminal:
     def _write(self, text: str) -> None:
         self._last, self._shown = self._clock(), text
         if self._in_place:
-            width = width_of(self.stream) - 1  # in the last column some terminals begin a new line
-            text = "\r" + cut(text, width).ljust(width) + ("\n" if self._over else "")
+            rewrite(self.stream, text, "\n" if self._over else "")
         else:
-            text += "\n"
-        self.stream.write(text)
-        self.stream.flush()
+            self.stream.write(text + "\n")
+            self.stream.flush()
 
     def _speak_up(self) -> None:
         while not self._left.wait(1.0):
@@ -316,13 +314,9 @@ class Countdown:
 
             line = display(status_line(0.0, [self._what], ""), raw=True, display_id=True)
             return lambda parts: line.update(status_line(self._at / max(1, self._total), parts, ""), raw=True)
-        return self._rewrite if sys.stderr.isatty() else lambda parts: None
-
-    def _rewrite(self, parts: list[str]) -> None:
-        width = width_of(sys.stderr) - 1
-        end = "\n" if self._over.is_set() else ""
-        sys.stderr.write("\r" + cut(", ".join(parts), width).ljust(width) + end)
-        sys.stderr.flush()
+        if sys.stderr.isatty():
+            return lambda parts: rewrite(sys.stderr, ", ".join(parts), "\n" if self._over.is_set() else "")
+        return lambda parts: None
 
 
 def sentence(state: "State") -> str:
