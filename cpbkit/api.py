@@ -22,7 +22,7 @@ from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines
 from cpbkit.data.tables import arrange
 from cpbkit.data.traces import Trace
-from cpbkit.errors import NO_ROOM, DataError, RunError, check_name, stoppable
+from cpbkit.errors import NO_ROOM, CpbkitError, DataError, RunError, check_name, stoppable
 from cpbkit.evaluation.conformal import say_quantiles
 from cpbkit.evaluation.forecastable import HORIZONS, forecastable, headlines, text
 from cpbkit.evaluation.pooled import Pooled, gather, pool, say_all
@@ -421,6 +421,8 @@ def compare(*runs: Run | str | os.PathLike) -> Comparison:
 
     For each series validation chooses the run, never test. Errors: CpbkitError for runs that do not compare.
     """
+    if odd := next((run for run in runs if not isinstance(run, Run | str | os.PathLike)), None):
+        raise CpbkitError(f"to compare takes runs or their folders, cpb.compare(a, b); got {type(odd).__name__}")
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     short = len({folder.name for folder in folders}) == len(folders)
     named = {folder.name if short else str(folder): RunFolder(folder) for folder in folders}

@@ -109,6 +109,23 @@ def test_the_interval_lies_around_the_forecast_and_says_what_it_held(run, bars):
 
 
 @pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"width": 2.5}, "width must be a whole number; got 2.5"),
+        ({"workers": "two"}, "workers must be a whole number from 1 on; got 'two'"),
+        ({"workers": 0}, "workers must be a whole number from 1 on; got 0"),
+        ({"minutes": 0}, "minutes must be a number above 0; got 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_with_the_rule(bars, tmp_path, given, said):
+    with pytest.raises(CpbkitError, match=f"^{said}$"):
+        cpb.sweep("quick", data=bars, folder=tmp_path / "run", **given, executor="local", quiet=True)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(CpbkitError, match=r"cpb.compare\(a, b\); got list"):
+        cpb.compare([tmp_path])
+
+
+@pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (lambda frame: frame.drop(frame.index[-4]), "must be without a gap; bars are missing before"),

@@ -174,3 +174,17 @@ def test_growth_is_a_steady_slope(values, slope, leaks):
 
 def test_growth_needs_values():
     assert growth([1, 2, 3])[1] is False
+
+
+@pytest.mark.parametrize("now, share", [((10, 0, 2), 0.8), ((5, 5, 2), 0.0), ((10, 1, 10), 0.0), ((0, 0, 0), 0.0)])
+def test_other_programs_are_told_where_they_leave_no_core_idle(now, share):
+    before = monitor.Processor(3.0, 4.0, 1.0)
+    assert monitor.Processor(*(a + b for a, b in zip(before, now, strict=True))).of_others(before) == share
+
+
+def test_the_time_of_the_cores_and_of_this_process_goes_on():
+    before, end = monitor.Processor.read(), time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        pass
+    after = monitor.Processor.read()
+    assert after.busy + after.idle > before.busy + before.idle and after.own > before.own

@@ -173,6 +173,23 @@ def test_a_fault_in_an_own_part_is_told_in_a_sentence_that_names_it(here, bars, 
         sys.modules.pop("faulty", None)
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("class Net(:\n    pass\n", r"odd\.py, line 1: SyntaxError: invalid syntax"),
+        ("import torch\nNet = undefined\n", r"odd\.py, line 2: NameError: name 'undefined' is not defined"),
+        ("Net = 3\n", r"a class or a function; odd\.py:Net is int 3"),
+    ],
+)
+def test_a_file_of_own_parts_that_cannot_be_run_is_told_with_its_line(here, bars, text, said):
+    (here / "odd.py").write_text(text)
+    for _ in range(2):  # nothing half done is left of it
+        with pytest.raises(CpbkitError, match=said):
+            cpb.sweep("quick", data=bars, name="odd.py:Net", folder="run", **SMALL)
+    assert "odd" not in sys.modules or text == "Net = 3\n"
+    sys.modules.pop("odd", None)
+
+
 def test_memory_that_is_short_is_no_fault_of_a_part(here):
     with pytest.raises(RuntimeError, match="out of memory"), own.running("parts_here.py:huber", ""):
         raise RuntimeError("CUDA out of memory")

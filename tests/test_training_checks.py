@@ -76,6 +76,16 @@ def test_a_collapsed_output_is_noted():
     assert found["first loss"][0] == found["gradient"][0] == "OK"
 
 
+def backwards(forecast, truth):
+    return -(forecast - truth).square().mean((-1, -2))
+
+
+def test_a_loss_of_the_wrong_sign():
+    found = checks(sound(), loss=f"{__name__}:backwards", learning_rate=1e-2)
+    assert found["first loss"][0] == found["learns"][0] == "OK"
+    assert found["error price"][0] == "SICK" and "the sign of an own loss wrong?" in found["error price"][1]
+
+
 def test_an_exploding_learning_rate():
     found = checks(sound(), learning_rate=30.0)
     assert found["first loss"][0] == "SICK" and found["target scale"][0] == "OK"

@@ -366,11 +366,16 @@ def vary(experiment: Experiment, **settings) -> Experiment:
     """
     owner = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls) if f.name != "seed"}
     owner["seed"] = "training"
+    kinds = {f.name: f.type for cls in PARTS.values() for f in dataclasses.fields(cls)}
     changes: dict[str, dict] = {}
     for name, value in settings.items():
         check_name("setting", name, owner)
         if isinstance(value, str) and isinstance(getattr(getattr(experiment, owner[name]), name), int | float):
             raise CpbkitError(f"{name} must be a number; got {value!r}")
+        if kinds[name] is int and isinstance(value, float):
+            if not value.is_integer():
+                raise CpbkitError(f"{name} must be a whole number; got {value!r}")
+            value = int(value)
         changes.setdefault(owner[name], {})[name] = name_parts(value)
     return replace(experiment, **{part: replace(getattr(experiment, part), **c) for part, c in changes.items()})
 

@@ -34,15 +34,31 @@ def find(name: str, kind: str) -> Callable:
     """
     place, _, attribute = name.rpartition(":")
     try:
-        return getattr(_load(place), attribute)
+        found = getattr(_load(place), attribute)
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise CpbkitError(
             f"{kind} of your own is named module:name or file.py:name, found from the current folder {os.getcwd()}; "
             f"got {name!r} ({error})"
         ) from None
+    if not callable(found):
+        raise CpbkitError(
+            f"{kind} of your own is a class or a function; {name} is {type(found).__name__} {found!r:.40}"
+        )
+    return found
 
 
 def _load(place: str):
+    try:
+        return _import(place)
+    except (ImportError, OSError, ValueError, CpbkitError):
+        raise
+    except Exception as error:  # of the person's own lines
+        here = [at for at in traceback.extract_tb(error.__traceback__) if Path(at.filename).stem == Path(place).stem]
+        line = error.lineno if isinstance(error, SyntaxError) else here[-1].lineno if here else None
+        raise CpbkitError(f"{place}{f', line {line}' if line else ''}: {type(error).__name__}: {error}") from error
+
+
+def _import(place: str):
     if os.getcwd() not in sys.path:  # `python -m` has it there, an installed command and a worker have not
         sys.path.insert(0, os.getcwd())
     if not place.endswith(".py"):
@@ -56,7 +72,11 @@ def _load(place: str):
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # under its plain name, so that its classes can be pickled
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
     return module
 
 

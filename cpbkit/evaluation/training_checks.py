@@ -71,6 +71,12 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
             else:
                 verdict = "OK" if spread > COLLAPSED else "NOTE"
                 yield f"output {head}", verdict, f"forecasts of {head} vary {spread:.2%} as much as the truth"
+        for head, judged in line.test.items():  # an own loss may fall while the error rises
+            worst = max(judged.get("baselines", {}).values(), default=0.0)
+            if judged.get("rmse", 0.0) ** 2 > FIRST_LOSS * worst**2 > 0:
+                times = (judged["rmse"] / worst) ** 2
+                why = "is the learning rate too high, or the sign of an own loss wrong?"
+                yield f"error {head}", "SICK", f"{times:.3g} times that of the worst naive forecast, squared: {why}"
 
 
 def _check_losses(

@@ -28,7 +28,7 @@ from cpbkit.gpu_check.shares import ACCOUNTS, GROWING, WAITING, Attribution, Lin
 from cpbkit.gpu_check.soundness import OPTIMIZER, SCALES, Soundness, Unsound, weights_of
 from cpbkit.gpu_check.source import INNER_LOOPS
 from cpbkit.hardware.environment import count_cores
-from cpbkit.hardware.monitor import growth
+from cpbkit.hardware.monitor import Processor, growth
 
 KEPT = 0.08  # of the graphs of earlier steps: of every tenth step, say
 TAKEN = 4  # times that a line may take each row of a batch; a table that is filled by element takes them more often
@@ -53,6 +53,8 @@ PADDING = (  # lines that fill rows up
 )
 LENGTH = "max_length"  # or lines that say how far
 LASTS = {"lasts": True}  # of a field: it outlives a training, of which several may come one after another
+OTHERS = 0.25  # of all cores' time, above which other programs are told of
+DISTURBED = "a step takes longer then, and its shares are others; watch once more on a quiet machine"
 SLOW_LINE = 50e-6  # s a call of torch's: a line that takes longer, and is not computing, does something else
 
 
@@ -81,6 +83,7 @@ class Notes:
     timed: int = 0  # steps up to that one
     lost: float = 0.0  # seconds of steps that were counted
     cpu: float = 0.0  # s of the training thread's own, without these
+    processor: Processor | None = None  # at the first noted step
     step: tuple[OwnLine, ...] = ()  # own lines at an optimiser's step
     backward: tuple[OwnLine, ...] = ()  # and at a pass backward
     counted: list[Operators] = field(default_factory=list)
@@ -154,7 +157,9 @@ class Notes:
         thrown, thrown_at = self.thrown.find()
         starts_at, starts = next(iter(Counter(self.starts).most_common(1)), (None, 0))
         missed = (c.problem or c.modules.problem for c in self.counted)
-        problems = [*self.problems, crowded, self.sampler.problem, *missed]
+        taken = Processor.read().of_others(self.processor) if self.processor else 0.0
+        disturbed = f"other programs took {taken:.0%} of this machine's processor meanwhile: {DISTURBED}"
+        problems = [*self.problems, crowded, disturbed if taken > OTHERS else "", self.sampler.problem, *missed]
         seen = Seen(
             seconds=total,
             steps=self.steps,

@@ -30,7 +30,7 @@ from cpbkit.gpu_check.shares import ACCOUNTS, attribute
 from cpbkit.gpu_check.soundness import weights_of
 from cpbkit.gpu_check.tensors import is_capturing
 from cpbkit.hardware.environment import in_notebook
-from cpbkit.hardware.monitor import device_memory, host_use
+from cpbkit.hardware.monitor import Processor, device_memory, host_use
 from cpbkit.hardware.nvml import Ask, load_nvml, nvml_handles
 from cpbkit.quantities import without_nan
 from cpbkit.texts import rewrite, wrapped
@@ -264,6 +264,7 @@ class Watch:
         if self._count is not None:
             self._stop_counting()
         if notes.steps == 1:
+            notes.processor = Processor.read()
             notes.first, self._cpu_first = time.perf_counter(), time.thread_time()
             notes.sampler.restart()
         notes.last, notes.timed = time.perf_counter(), notes.steps

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ POWER = "power cap"
 THROTTLES = {0x4: POWER, 0x8: "hardware", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 LIMIT = 20_000  # samples held; then every second one is dropped and the period doubles
 LEAK = 64 * 1024  # bytes a step
+IDLE = 0.15  # share of the cores' time from which on there is room for one more program
 
 
 def list_processes() -> list[psutil.Process]:
@@ -55,6 +57,28 @@ def host_use() -> tuple[float, float]:
             size += process.memory_info().rss
             seconds += sum(process.cpu_times()[2 if process.pid == this else 0 : 4])  # and of children it waited for
     return size, seconds + time.process_time()  # its own time last and exact: the caller's clock is read next
+
+
+class Processor(NamedTuple):
+    """Seconds of all cores since some moment."""
+
+    busy: float
+    idle: float
+    own: float  # of the busy ones, for this process and its children
+
+    @classmethod
+    def read(cls) -> "Processor":
+        """Return what it is now."""
+        whole = psutil.cpu_times()
+        kinds = ("user", "nice", "system", "irq", "softirq", "steal")  # a guest's stand among the user's
+        busy = sum(getattr(whole, kind, 0.0) for kind in kinds)
+        return cls(busy, whole.idle + getattr(whole, "iowait", 0.0), host_use()[1])
+
+    def of_others(self, before: "Processor") -> float:
+        """Return the share of the cores' time since `before` that other programs took; 0 where cores were idle too."""
+        busy, idle, own = (now - then for now, then in zip(self, before, strict=True))
+        total = busy + idle
+        return max(0.0, busy - own) / total if total > 0 and idle < IDLE * total else 0.0
 
 
 class Monitor:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import numbers
 import os
 import shutil
 import time
@@ -22,7 +23,7 @@ from cpbkit.data import binance
 from cpbkit.data.klines import Klines, say_doubts
 from cpbkit.data.load import load_klines
 from cpbkit.data.traces import Trace
-from cpbkit.errors import DataError, RunError, Terminated, check_name
+from cpbkit.errors import CpbkitError, DataError, RunError, Terminated, check_name
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.hardware import provenance
 from cpbkit.hardware.environment import count_cores
@@ -71,6 +72,10 @@ def sweep(
     """
     if isinstance(executor, str):
         check_name("executor", executor, ("processes", "local", "ray"))
+    if workers is not None and not (isinstance(workers, numbers.Integral) and workers > 0):
+        raise CpbkitError(f"workers must be a whole number from 1 on; got {workers!r}")
+    if minutes is not None and not (isinstance(minutes, numbers.Real) and minutes > 0):
+        raise CpbkitError(f"minutes must be a number above 0; got {minutes!r}")
     parents = _read_parents(experiment, parent)
     deadline = None if minutes is None else time.time() + 60 * minutes
     run, clock = RunFolder(folder), Clock()
