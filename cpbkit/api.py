@@ -38,6 +38,7 @@ from cpbkit.evaluation.verdicts import (
     skill_by_horizon,
     table_text,
     tell_too_few,
+    tell_unaudited,
     tell_unbelievable,
     verdict_table,
 )
@@ -133,8 +134,13 @@ class Run:
         together = {head: pool(parts) for head, parts in losses.items()}
         said = say_all(results, by_head, losses, together) | say_quantiles(results)
         trouble = [f"{line.series} {line.status}: {line.reason}" for line in results if line.status != "done"]
-        told = tell_stopped(results), tell_unsound(results), tell_unbelievable(results, by_head), tell_too_few(by_head)
-        trouble += filter(None, told)
+        told = [
+            tell_stopped(results),
+            tell_unsound(results),
+            tell_unbelievable(results, by_head),
+            tell_too_few(by_head),
+        ]
+        trouble += filter(None, [*told, tell_unaudited(self._folder.unaudited_features(), by_head)])
         if failed := self._folder.failed_checks():
             of = counted(len(failed), "failed check")
             trouble.append(f"an audit failed, do not believe these: {failed[0]}, of {of}")
@@ -216,9 +222,8 @@ class Run:
 
         with tempfile.TemporaryDirectory() as folder:
             out = Path(dry_run or Path(folder) / "repository")
-            if dry_run is None:  # tells what is missing before the work, and of a token only where one would help
-                publishable(self._folder, out)
-                connect(repo, write=True)
+            publishable(self._folder, out)  # tells what is missing before the work, and of a token where one would help
+            connect(repo, write=dry_run is None)
             if page:
                 write_space(self.folder, self.models(), repo, out, bars)
             else:

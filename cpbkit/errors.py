@@ -92,5 +92,6 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> str:
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:40])}"
+    more = ", ..." if len(known) > 40 else ""
+    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:40])}{more}"
     raise UnknownName(f"{kind} must be a known name; got {name!r} ({hint})")

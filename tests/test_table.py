@@ -133,6 +133,13 @@ def test_columns_that_never_change_are_left_out_and_tables_of_a_sweep_share_thei
         settle("quick", {}, {"a": frame, "b": pd.DataFrame({"x": [1.0, 2.0]})})
 
 
+def test_data_may_be_a_file(tmp_path):
+    path = tmp_path / "load.csv"
+    table().to_csv(path, index_label="time")
+    by_file, by_frame = (settle("quick", {}, {"load": data}) for data in (path, table()))
+    assert by_file.experiment == by_frame.experiment and by_file.name() == by_frame.name()
+
+
 def test_a_sweep_tells_of_gaps_in_a_table(tmp_path, caplog):
     frame = table().drop(table().index[500:504])
     small = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 2, "executor": "local", "quiet": True}

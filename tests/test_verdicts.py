@@ -244,6 +244,11 @@ def test_an_open_end_is_no_number_of_a_table_and_no_edge_of_a_picture():
     unknown = dataclasses.replace(sure, skill_low=verdicts.WORST_SKILL, skill_high=1.0)
     found = pd.DataFrame([{**dataclasses.asdict(unknown), "enough": True}])
     assert verdicts.in_words(found)[["low %", "high %"]].isna().all(axis=None)
+    half = dataclasses.replace(sure, skill_high=1.0)
+    table = verdicts.verdict_table({"price": {"a": half, "b": unknown}})
+    assert table["high %"].isna().all() and table["low %"].notna().tolist() == [True, False]
+    ends = verdicts.say_table(table)["95 % interval"].tolist()
+    assert ends[0].endswith(" or more") and ends[1] == "not known"
     low, high = skill_frame({"a": sure, "b": unknown})
     assert -1 < low <= 0 < high < 1
 
@@ -255,6 +260,19 @@ def test_an_interval_above_zero_that_ties_says_why():
     said = verdicts.say_meanings(group)
     assert said["a"].startswith("TIES: better than ") and "of so many models is by luck" in said["a"]
     assert said["b"].endswith("this is no edge") and "by luck" not in said["b"]
+    worse = dataclasses.replace(single, p=0.5, skill=-0.8, skill_low=-2.0, skill_high=1.0)
+    assert verdicts.say_meanings({"a": worse})["a"].startswith("TIES: worse than ")
+
+
+def test_own_features_that_nobody_audited_are_named_beside_a_beats():
+    sure = verdicts.judge(*example(3000, 2, gain=0.3), "bp")
+    found = {"price": {"a": sure}}
+    assert verdicts.verdicts(found["price"])["a"].word == "BEATS"
+    said = verdicts.tell_unaudited(["mine.py:peek"], found)
+    assert said == "BEATS with features of your own, mine.py:peek: does any know the future? `cpbkit audit RUN`"
+    assert verdicts.tell_unaudited([], found) == ""
+    ties = dataclasses.replace(sure, p=0.9, skill_low=-0.1)
+    assert verdicts.tell_unaudited(["mine.py:peek"], {"price": {"a": ties}}) == ""
 
 
 def test_columns_that_a_terminal_has_no_room_for_are_named():

@@ -6,7 +6,7 @@ N windows (oldest first), H horizon, K targets of one head.
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ LEAST_WINDOWS, LEAST_HORIZONS = 32, 16  # of test windows, for a word; with fewe
 UNITS = {"bp": 1e4}  # what y is multiplied by to be in its unit; any other unit is the table's own
 # Of a price: a skill of 10 % is a correlation of 0.44 and, of normal moves, 64 % right signs, for anybody to trade on.
 MOST_SKILL = 0.10
+MUCH_WORSE = -0.1  # a skill that nobody would call a tie, however wide its interval
 WORST_SKILL = -99.0  # stands for minus infinity, where a baseline is perfect
 DECAY = 0.94  # a bar, of the variance known at an origin: RiskMetrics' daily constant
 CALM = 0.1  # share of the variance in train that this one never falls below, or a dead hour would decide a verdict
@@ -447,6 +448,8 @@ def say_meanings(group: Mapping[str, Judgement]) -> dict[str, str]:
 def _say_meaning(j: Judgement, verdict: Verdict) -> str:
     if verdict.word == TIES and j.skill_low > 0:
         return f"better than {j.best_baseline} by itself, which one of so many models is by luck: this is no edge"
+    if verdict.word == TIES and j.skill < MUCH_WORSE:
+        return f"worse than {j.best_baseline} in these windows, if not for sure: this is no edge"
     return MEANING[verdict.word].format(baseline=j.best_baseline, skill=100 * j.skill, reason=verdict.reason)
 
 
@@ -491,6 +494,13 @@ def tell_unbelievable(results: Iterable[ResultLine], by_head: Mapping[str, Mappi
     return f"{said}: no liquid market leaves so much to know. Look for a leak: `cpbkit audit RUN`"
 
 
+def tell_unaudited(features: Sequence[str], by_head: Mapping[str, Mapping[str, Judgement]]) -> str:
+    """Say of own features that were not audited that a BEATS may come of them; empty where there is none."""
+    beats = any(v.word == BEATS for group in by_head.values() for v in verdicts(group).values())
+    said = f"BEATS with features of your own, {', '.join(features)}: does any know the future? `cpbkit audit RUN`"
+    return said if features and beats else ""
+
+
 def tell_too_few(by_head: Mapping[str, Mapping[str, Judgement]]) -> str:
     """Say how many windows a word takes; empty where all have enough."""
     few = [j for group in by_head.values() for j in group.values() if not j.is_enough]
@@ -520,7 +530,8 @@ def judgements(results: Iterable[ResultLine]) -> dict[str, dict[str, Judgement]]
 def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFrame:
     """Return a row per series and head, the best first within a head.
 
-    Errors are in the unit, those of the level in the price's or the table's own.
+    Errors are in the unit, those of the level in the price's or the table's own. An end of an interval that is open has
+    no number.
     """
     rows = []
     for head, group in by_head.items():
@@ -533,8 +544,8 @@ def verdict_table(by_head: Mapping[str, Mapping[str, Judgement]]) -> pd.DataFram
                     "head": head,
                     "verdict": found[series].word,
                     "skill %": _percent(j.skill),
-                    "low %": 100 * j.skill_low if told else math.nan,
-                    "high %": 100 * j.skill_high if told else math.nan,
+                    "low %": 100 * j.skill_low if told and j.skill_low > WORST_SKILL else math.nan,
+                    "high %": 100 * j.skill_high if told and j.skill_high < 1 else math.nan,
                     "t": j.statistic,
                     "p": found[series].p if told else math.nan,
                     "best baseline": j.best_baseline,
@@ -577,13 +588,13 @@ def say_table(table: pd.DataFrame) -> pd.DataFrame:
     def said(name: str, form: Callable[[float], str]) -> list[str]:
         return ["" if pd.isna(value) else form(value) for value in table[name]]
 
-    ends = zip(table["low %"], table["high %"], strict=True)
+    ends = zip(table["verdict"], table["low %"], table["high %"], strict=True)
     errors = zip(table["rmse"], table["unit"], strict=True)
     return pd.DataFrame(
         {
             **{name: table[name] for name in ("series", "head", "verdict")},
             "skill %": said("skill %", "{:+.2f}".format),
-            "95 % interval": ["" if pd.isna(low) else say_ends(low, high) for low, high in ends],
+            "95 % interval": ["" if word == TOO_FEW else say_ends(low, high) for word, low, high in ends],
             "p": said("p", say_p),
             "against": table["best baseline"],
             "persistence %": said("skill against persistence %", "{:+.2f}".format),

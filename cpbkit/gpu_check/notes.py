@@ -534,9 +534,7 @@ class Notes:
             return "something"
         kept = self._line(at)
         if "retain_graph" not in kept.text:  # else a state is carried on with its graph, and nothing added
-            match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", kept.text)
-            loss = (match[1] or match[2]) if match else "loss"
-            keeping = source.find_keeping(kept.file, kept.line, loss) or source.find_keeping(kept.file, kept.line, "")
+            keeping = _find_keeping(kept) or source.find_keeping(kept.file, kept.line, "")
             hook = None if keeping else self._find_text(r"\.register_\w*hook\(")
             kept = self._line((at[0], keeping)) if keeping else hook or kept
         return f"{kept.place}  {kept.text}"
@@ -553,6 +551,10 @@ class Notes:
             return self._find_kept_probe()
         if not kept:
             return ""
+        backward = self.backward and self._line(self.backward[0])
+        if backward and (keeping := _find_keeping(backward)):  # a sum of losses keeps all that these were made of
+            line = self._line((self.backward[0][0], keeping))
+            return f"{line.place}  {line.text}"
         own = min(kept, key=len)
         line, *around = map(self._line, own)
         called = f", called at {around[0].place}," if around else ""
@@ -639,6 +641,12 @@ class Notes:
         taken = [after - before for before, after in itertools.pairwise(at) if after > before]
         third = len(taken) // 3
         return median(taken[:third]) / median(taken[-third:]) if third > 2 else 1.0
+
+
+def _find_keeping(backward: Line) -> int:
+    """Return the line that keeps the loss of a pass backward, 0 where none is found."""
+    match = re.search(r"([\w.]+)\.backward|backward\(\s*([\w.]+)", backward.text)
+    return source.find_keeping(backward.file, backward.line, (match[1] or match[2]) if match else "loss")
 
 
 def _rise(points: list[tuple[int, int]]) -> float:

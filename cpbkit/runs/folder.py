@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import filelock
 
 from cpbkit import __version__, atomic, foreign
+from cpbkit.config import own
 from cpbkit.config.experiment import Experiment, difference, from_json, to_json, vary
 from cpbkit.errors import CpbkitError, RunError, check_name
 from cpbkit.evaluation.results import ResultLine
@@ -360,6 +361,10 @@ class RunFolder:
         return [
             f"{name}: {x['check']}" for name, group in self.audit().items() for x in group if x["verdict"] == "FAIL"
         ]
+
+    def unaudited_features(self) -> list[str]:
+        """Return the features of a person's own that no audit has looked at: nobody else knows what they know."""
+        return [] if self.audit() else list(filter(own.is_own, self.experiment.task.features))
 
     def keep_audit(self, found: Mapping[str, list[dict]]) -> None:
         """Keep what an audit of the run found, by series, where the folder can be written to."""

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -16,7 +17,7 @@ from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
 from cpbkit.data.files import Found, from_frames
 from cpbkit.data.klines import Klines, find_interval, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
-from cpbkit.data.tables import arrange, find_moving
+from cpbkit.data.tables import arrange, find_moving, load
 from cpbkit.data.traces import INTERVAL, Trace, find_traces
 from cpbkit.errors import CpbkitError, check_name
 from cpbkit.hardware.environment import in_notebook
@@ -86,13 +87,16 @@ def settle(
         got = f"{data!r:.40}" if isinstance(data, str | Mapping) else type(data).__name__
         raise CpbkitError(f'data takes bars or tables by their names, data={{"load": frame}}; got {got}')
     own: dict[str, Any] = {}
+    data = {
+        name: load(Path(one))[0] if isinstance(one, str | os.PathLike) else one for name, one in (data or {}).items()
+    }
     if data and not any(map(is_bars, data.values())):
         own = {name: Table(name, arrange(table, name)) for name, table in data.items()}
         frames = {name: table.frame for name, table in own.items()}
         base, settings = suit_rate(base, settings), suit_tables(frames, settings)
         for setting, tried in base.training.search if "search" not in settings else ():
             say(f"Validation chooses the {setting} of each table among {', '.join(f'{x:g}' for x in tried)}.")
-    elif data is not None:
+    elif data:
         days: dict[str, Any] = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
         own = {**from_frames(data, **days)}
         symbols, intervals = (tuple(dict.fromkeys(part)) for part in zip(*map(split_name, own), strict=True))

@@ -86,7 +86,7 @@ def write_report(
         style=Markup(STYLE),
         left_out=left_out,
         parts=_parts(run, few, judged, skills),
-        **_header(run.folder, experiment, results, judged, about.get("parent", "")),
+        **_header(run, results, judged, about.get("parent", "")),
         **_verdicts(run, results, judged),
         intervals=_intervals(few),
         **_training(experiment, results, few, run.monitor(), left_out),
@@ -152,7 +152,8 @@ def _chosen(names: Sequence[str], skills: Mapping[str, float], series: Sequence[
     )
 
 
-def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine], judged: Mapping, parent: str) -> dict:
+def _header(run: RunFolder, results: Sequence[ResultLine], judged: Mapping, parent: str) -> dict:
+    experiment = run.experiment
     finished = {line.series for line in results}
     names = list(dict.fromkeys([*experiment.series, *finished]))
     missing = [label(name) for name in names if name not in finished]
@@ -171,8 +172,9 @@ def _header(folder: Path, experiment: Experiment, results: Sequence[ResultLine],
     trouble = [f"Not finished yet: {', '.join(missing[:40])}{more}"] if missing else []
     passports = [Passport.from_dict(line.passport) for line in results if line.passport]
     trouble += [tell_stopped(results), verdicts.tell_unbelievable(results, judged), say_doubts(passports)]
+    trouble.append(verdicts.tell_unaudited(run.unaudited_features(), judged))
     return {
-        "title": f"{experiment.preset} · {len(names)} series · {folder.resolve().name}",
+        "title": f"{experiment.preset} · {len(names)} series · {run.folder.resolve().name}",
         "facts": " · ".join(facts),
         "trouble": ". ".join(filter(None, trouble)),
     }
