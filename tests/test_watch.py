@@ -213,6 +213,12 @@ def test_the_source_around_a_line(tmp_path):
     assert source.find_no_grad(name, 9) and not source.find_no_grad(name, 4)
     assert source.find_keeping(name, 5, "loss") == 6
     assert source.find_keeping(name, 9, "v") == 10
+    summed = tmp_path / "summed.py"
+    summed.write_text("for x in a:\n    loss = loss + f(x)\n    loss.backward()\n    total = total + loss\n")
+    assert source.find_keeping(str(summed), 3, "loss") == 4  # the sum within a step keeps nothing
+    alone = tmp_path / "alone.py"
+    alone.write_text("for x in a:\n    loss = loss + f(x)\n    loss.backward(retain_graph=True)\n")
+    assert source.find_keeping(str(alone), 3, "loss") == 2
     assert source.counts_only(source.find_loops(name, 9)[-1]) and not source.counts_only(source.find_loops(name, 5)[-1])
 
 

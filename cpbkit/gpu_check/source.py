@@ -194,8 +194,10 @@ def _holds(node: Any) -> bool:
 
 
 def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:
+    """Return the line that adds one of the names to something, at last to itself: a loss is a sum of parts too."""
+    to_itself = 0
     for node in nodes:
-        added = None
+        added, target = None, ""
         if isinstance(node, ast.AugAssign):
             added = node.value  # total += loss
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
@@ -210,8 +212,10 @@ def _find_adding(nodes: Iterable[Any], names: tuple[str, ...]) -> int:
             if method in ADDING or (method and given.intersection(names)):
                 added = node.value  # losses.append(loss), meter.note(loss)
         if added is not None and any(_carries(added, name) for name in names):
-            return node.lineno
-    return 0
+            if target not in names:
+                return node.lineno
+            to_itself = to_itself or node.lineno
+    return to_itself
 
 
 def _carries(expression: ast.AST, name: str) -> bool:
