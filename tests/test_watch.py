@@ -769,6 +769,26 @@ def test_a_teacher_that_was_trained_before_in_the_same_loop_is_no_validation(fro
     assert w.verdict == "DEVICE_BOUND"
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_gradients_for_teachers_that_were_trained_one_after_another_are_told(kept):
+    torch.manual_seed(0)
+    teachers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+    student, x, optimizers = nn.Linear(64, 64), torch.randn(64, 64), []
+    with watch(tell=False) as w:
+        for teacher in teachers:
+            optimizer = torch.optim.SGD(teacher.parameters(), lr=0.1)
+            fit(teacher, optimizer, x, 20)
+            optimizers += [optimizer] * kept
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(300):
+            optimizer.zero_grad()
+            guide = sum(teacher(x) for teacher in teachers)
+            nn.functional.mse_loss(student(x), guide).backward()
+            optimizer.step()
+    assert w.notes.main is optimizer and w.notes.add_up().unused == pytest.approx(0.75)
+    assert "guide = sum(" in w.notes.add_up().unused_line.text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("asks", [True, False])
 def test_data_that_a_policy_makes_is_not_to_be_made_before_training(asks):

@@ -331,14 +331,14 @@ class Notes:
         return Line(span.file, span.start, source.read_line(span.file, span.start), "forward")
 
     @property
-    def _moved(self) -> set[int]:
+    def moved(self) -> set[int]:
         """Identities of the weights that any optimiser moves."""
         return set().union(*self.optimizers.values())
 
     @property
     def _moving(self) -> set[int]:
         """Of them, those whose training is not over."""
-        return self._moved - self.past
+        return self.moved - self.past
 
     def _find_others(self) -> set[int]:
         """Return modules that are frozen or whose training is over, such as a teacher, by identity."""
@@ -432,7 +432,7 @@ class Notes:
         UNREGISTERED: they lie in a plain list or dictionary of a model. REPLACED: an optimiser holds weights of a
         running model, and in place of theirs some that are in none.
         """
-        moved, reached, models, wrong = self._moved, set(self.reached), self.roles.alive().values(), set()
+        moved, reached, models, wrong = self.moved, set(self.reached), self.roles.alive().values(), set()
         held = (vars(part).items() for model in models for part in model.modules())
         collections = (thing for each in held for name, thing in each if not name.startswith("_"))
         things = (c.values() if isinstance(c, dict) else c for c in collections if isinstance(c, (list, tuple, dict)))

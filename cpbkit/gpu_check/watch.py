@@ -67,6 +67,7 @@ class Watch:
         self._turned = 0  # steps at the last of these
         self._mixed = False  # they took turns
         self._taken: set[int] = set()  # identities of those whose steps have counted
+        self._stepping: weakref.WeakSet = weakref.WeakSet()  # those that have stepped since one was taken
         self._stepped = 0  # steps at the last pass backward that was noted
         self._due = self._mark_due = True  # something is to be noted at the next step, at the next pass backward
         # Nothing is: its steps are only counted. The watch itself where weights are moved by hand.
@@ -195,8 +196,10 @@ class Watch:
         frame = sys._getframe(1)
         with self._unharmed("a step"):
             notes.soundness.zeroing.note_step(optimizer)
-            if id(optimizer) not in notes.optimizers:
+            if optimizer not in self._stepping:
+                self._stepping.add(optimizer)
                 notes.optimizers[id(optimizer)] = set(map(id, weights_of(optimizer)))
+                notes.past -= notes.optimizers[id(optimizer)]
             if notes.by_hand:  # steps were only rare, as where gradients are added up
                 notes.by_hand = False
                 self._begin_anew()
@@ -239,8 +242,9 @@ class Watch:
         if notes.main is not None and id(optimizer) not in self._taken:
             self._begin_anew()
         self._taken |= {id(notes.main), id(optimizer)}
-        notes.past |= notes.optimizers.get(id(notes.main), set())
-        notes.past -= notes.optimizers[id(optimizer)]
+        # Those of all others, as of teachers that were trained one after another, until they step again.
+        self._stepping = weakref.WeakSet([optimizer])
+        notes.past = (notes.past | notes.moved) - notes.optimizers[id(optimizer)]
         notes.main = optimizer
 
     def _begin_anew(self) -> None:
