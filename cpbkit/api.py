@@ -20,7 +20,6 @@ from cpbkit.data import binance
 from cpbkit.data.files import from_frames
 from cpbkit.data.klines import Klines
 from cpbkit.data.load import load_klines
-from cpbkit.data.tables import arrange
 from cpbkit.data.traces import Trace
 from cpbkit.errors import NO_ROOM, CpbkitError, DataError, RunError, check_name, stoppable
 from cpbkit.evaluation.conformal import say_quantiles
@@ -45,7 +44,7 @@ from cpbkit.evaluation.verdicts import (
 from cpbkit.quantities import counted
 from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder, tell_stopped
-from cpbkit.runs.settle import Bars, Settled, one_of, settle
+from cpbkit.runs.settle import Bars, Settled, as_table, one_of, open_data, settle
 from cpbkit.runs.workspace import Workspace
 from cpbkit.windows.series import Series, Table, data_sha256, to_series
 from cpbkit.windows.splits import folds, split
@@ -177,13 +176,18 @@ class Run:
             if data is None or name not in data:
                 again = f"data={{{name!r}: frame}}, in the terminal --table FILE"
                 raise DataError(f"the table of {name} was given as a frame; give it again: {again}")
-            return Retraining(name, one, self._same_table(Table(name, arrange(data[name], name))))
-        bars = load_klines(one) if data is None else from_frames(data)
+            (table,) = open_data({name: data[name]}).values()
+            columns = (*one.task.features, *one.task.targets)
+            return Retraining(name, one, self._same_table(Table(name, as_table(table, name, columns))))
+        bars = load_klines(one) if data is None else from_frames(open_data(data))
         return Retraining(name, one, bars[check_name("series", name, bars)])
 
     def _same_table(self, table: Table) -> Table:
         """Return a table that is the one which the run was trained on. Errors: RunError for another."""
         known = {line.series: line.data_sha256 for line in self.results}.get(table.name, "")
+        even = Table(table.name, table.frame.reset_index(drop=True))  # as a column of times was once left unread
+        if known == data_sha256(to_series(even, self.experiment.task)):
+            return even
         if known != data_sha256(to_series(table, self.experiment.task)):
             why = "it has other rows or values" if known else f"that run has {', '.join(self.series)}"
             raise RunError(f"{table.name} must be the table that {self.folder} was trained on, row by row; {why}")

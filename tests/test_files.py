@@ -359,8 +359,10 @@ HOURLY = pd.DataFrame({"time": HOURS.astype(str), "load": np.arange(600.0)})
         HOURLY.assign(time=HOURS.tz_localize("UTC").tz_convert("Asia/Tokyo")),
         HOURLY.assign(time=HOURS.strftime("%d/%m/%Y %H:%M")),  # which the first hundred rows leave open
         HOURLY.assign(load=HOURLY["load"].astype(object)),
+        HOURLY.set_index("time"),
+        HOURLY.set_index(HOURS.to_period("h"))[["load"]],
     ],
-    ids=["backwards", "shuffled", "by index", "in another zone", "day first", "of objects"],
+    ids=["backwards", "shuffled", "by index", "in another zone", "day first", "of objects", "by text", "by periods"],
 )
 def test_a_frame_is_arranged_as_a_file_is(frame):
     got = arrange(frame, "load")
@@ -385,6 +387,23 @@ def test_a_frame_is_arranged_as_a_file_is(frame):
 def test_what_a_frame_must_not_be_is_said(frame, message):
     with pytest.raises(DataError, match=message):
         arrange(frame, "load")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Categorical([1, 2] * 300),
+        pd.to_timedelta(np.arange(600), unit="s"),
+        HOURS.to_period("h"),
+        [None] * 600,
+        ["60614"] * 600,  # as a day since 1900 it would be one of 2065
+    ],
+    ids=["categories", "lengths", "periods", "nothing", "text of digits"],
+)
+def test_a_column_of_another_kind_does_not_stop_the_others(column):
+    got = arrange(HOURLY.assign(other=column), "load", columns=["load"])
+    assert list(got) == ["load"] and got.index[0] == HOURS[0].tz_localize("UTC")
+    assert "load" in arrange(HOURLY.assign(other=column), "load")
 
 
 def test_a_column_that_counts_the_rows_is_left_out_with_a_word(tmp_path, caplog):

@@ -24,11 +24,11 @@ from conftest import walk
 from cpbkit.config.experiment import SYMBOLS, to_json, vary
 from cpbkit.config.presets import PRESETS
 from cpbkit.data import binance, synthetic
-from cpbkit.errors import RunError, UnknownName
+from cpbkit.errors import RunError, Terminated, UnknownName
 from cpbkit.evaluation.results import ResultLine
 from cpbkit.evaluation.verdicts import judgements, verdicts
+from cpbkit.runs import stopping, worker
 from cpbkit.runs import sweep as module
-from cpbkit.runs import worker
 from cpbkit.runs.executors import Ray
 from cpbkit.runs.folder import RunFolder
 from cpbkit.runs.plan import Plan, job_name
@@ -205,6 +205,41 @@ def test_a_sweep_that_is_asked_to_end_keeps_a_checkpoint_and_ends_within_seconds
     assert process.returncode == (143 if asked == "by a SIGTERM" else 1), said
     assert "the same command goes on" in said and "Traceback" not in said
     assert list((tmp_path / "r/progress").glob("*.safetensors")) and (tmp_path / "r/clock.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_ctrl_c_while_the_workers_start_is_heard(tmp_path, seconds):
+    wish = "sweep --source synthetic --symbols BTC,ETH --intervals 1h --start 2025-01-01 --end 2025-02-01".split()
+    wish += "--set epochs=100000 --set patience=100000 --workers 2".split()
+    command = [sys.executable, "-m", "cpbkit", *wish, "--run", tmp_path / "r"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "r/progress/plan.json").exists():
+            assert process.poll() is None, "it ended before it trained"
+            time.sleep(0.05)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and "the same command goes on" in said and "Traceback" not in said, said
+    assert (tmp_path / "r").exists()
+
+
+def test_an_interrupt_that_is_ignored_stays_so_and_a_reminder_ends_with_its_sweep():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of what a shell starts in the background
+    try:
+        with stopping.listening():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt), stopping.listening(), stopping.patiently():
+        signal.raise_signal(signal.SIGINT)
+        assert stopping.is_asked() and [timer for timer in threading.enumerate() if isinstance(timer, threading.Timer)]
+        raise Terminated
+    assert not stopping.is_asked() and signal.getsignal(signal.SIGINT) is before
+    for timer in [timer for timer in threading.enumerate() if isinstance(timer, threading.Timer)]:
+        timer.join(5)  # at once, not after half a minute
+        assert not timer.is_alive()
 
 
 @pytest.mark.slow

@@ -133,11 +133,17 @@ def test_columns_that_never_change_are_left_out_and_tables_of_a_sweep_share_thei
         settle("quick", {}, {"a": frame, "b": pd.DataFrame({"x": [1.0, 2.0]})})
 
 
-def test_data_may_be_a_file(tmp_path):
-    path = tmp_path / "load.csv"
-    table().to_csv(path, index_label="time")
-    by_file, by_frame = (settle("quick", {}, {"load": data}) for data in (path, table()))
+def test_data_may_be_a_file_and_hold_what_is_not_asked_for(tmp_path):
+    path, frame = tmp_path / "load.csv", table()
+    frame.to_csv(path, index_label="time")
+    by_file, by_frame = (settle("quick", {}, {"load": data}) for data in (path, frame))
     assert by_file.experiment == by_frame.experiment and by_file.name() == by_frame.name()
+    names = {"features": (frame.columns[0],), "targets": (frame.columns[0],)}
+    small = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 2, "executor": "local", "quiet": True}
+    odd = frame.assign(k=[np.inf, *range(len(frame) - 1)], **{"12:00": 1.0})
+    run = cpb.sweep("quick", data={"load": odd}, folder=tmp_path / "run", **names, **small)
+    assert run.retrain(data={"load": path}).data.frame.equals(run.retrain(data={"load": odd}).data.frame)
+    assert run["load"].forecast(path).frame.equals(run["load"].forecast(odd).frame)
 
 
 def test_a_sweep_tells_of_gaps_in_a_table(tmp_path, caplog):

@@ -48,13 +48,18 @@ def find(name: str, kind: str) -> Callable:
 
 
 def _load(place: str):
+    stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     try:
         return _import(place)
-    except (ImportError, OSError, ValueError, CpbkitError):
+    except (ImportError, CpbkitError):
         raise
     except Exception as error:  # of the person's own lines
-        here = [at for at in traceback.extract_tb(error.__traceback__) if Path(at.filename).stem == Path(place).stem]
-        line = error.lineno if isinstance(error, SyntaxError) else here[-1].lineno if here else None
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if Path(at.filename).stem == stem]
+        if isinstance(error, SyntaxError) and Path(error.filename or "").stem == stem:
+            lines.append(error.lineno)
+        if not lines and isinstance(error, OSError | ValueError):  # of the name itself
+            raise
+        line = lines[-1] if lines else None
         raise CpbkitError(f"{place}{f', line {line}' if line else ''}: {type(error).__name__}: {error}") from error
 
 
@@ -75,7 +80,9 @@ def _import(place: str):
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[path.stem]
+        sys.modules.pop(path.stem, None)
+        if known is not None:
+            sys.modules[path.stem] = known
         raise
     return module
 

@@ -63,31 +63,35 @@ def load_klines(
     data = experiment.data
     if data.market == "network":
         return load_traces(data, tell)
+    try:
+        bars = _load(experiment, tell, found)
+    except Incomplete as error:
+        error.klines = _with_context(error.klines, experiment, tell)
+        raise
+    return _with_context(bars, experiment, tell)
+
+
+def _load(experiment: Experiment, tell: Callable[[str], None], found: files.Found | None) -> dict[str, Klines]:
+    data = experiment.data
     if data.source == "synthetic":
         tell("making the seeded market")
-        bars = synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
-    elif data.source == "files":
+        return synthetic.make_market(data.symbols, data.intervals, data.start, data.end, data.seed)
+    if data.source == "files":
         tell("reading files")
-        bars = _chosen(experiment, found or open_files(experiment, tell))
-    elif data.source == "yahoo":
+        return _chosen(experiment, found or open_files(experiment, tell))
+    if data.source == "yahoo":
         tell("getting bars of Yahoo")
-        bars = yahoo.fetch_klines(data.symbols, data.intervals, data.start, data.end)
-    elif data.source in ("given", "table"):
+        return yahoo.fetch_klines(data.symbols, data.intervals, data.start, data.end)
+    if data.source in ("given", "table"):
         raise DataError("the bars of this run were given as frames; give them again: data=frames")
-    else:
-        begun = time.monotonic()
+    begun = time.monotonic()
 
-        def progress(done: int, total: int, size: int, text: str) -> None:
-            tell(f"getting bars: {downloaded(done, total, size, time.monotonic() - begun)}")
+    def progress(done: int, total: int, size: int, text: str) -> None:
+        tell(f"getting bars: {downloaded(done, total, size, time.monotonic() - begun)}")
 
-        try:
-            bars = binance.fetch_klines(
-                data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
-            )
-        except Incomplete as error:
-            error.klines = _with_context(error.klines, experiment, tell)
-            raise
-    return _with_context(bars, experiment, tell)
+    return binance.fetch_klines(
+        data.symbols, data.intervals, data.start, data.end, market=data.market, progress=progress
+    )
 
 
 def _chosen(experiment: Experiment, found: files.Found) -> dict[str, Klines]:
@@ -104,6 +108,8 @@ def _chosen(experiment: Experiment, found: files.Found) -> dict[str, Klines]:
 
 def _with_context(bars: dict[str, Klines], experiment: Experiment, tell: Callable[[str], None]) -> dict[str, Klines]:
     data = experiment.data
+    if not bars:
+        return bars
     if data.tickers:
         tell(f"getting {', '.join(data.tickers)}")
         bars = yahoo.add_context(bars, data.tickers)

@@ -75,9 +75,9 @@ def arrange(
 
     name: what errors call it.
     """
-    index = table.index if isinstance(table.index, pd.DatetimeIndex) else None
+    index = _find_index(table.index, name)
     if isinstance(table.index, pd.MultiIndex):
-        table = table.reset_index()
+        table = table.reset_index(allow_duplicates=True)
     table = table.set_axis([str(column) for column in table.columns], axis=1)
     if table.columns.has_duplicates:
         twice = ", ".join(table.columns[table.columns.duplicated()].unique())
@@ -106,7 +106,9 @@ def arrange(
     if index is None:
         return values
     values = values.set_index(index).sort_index(kind="stable")
-    again = values.reset_index(names="").duplicated().to_numpy()
+    again = np.zeros(len(values), bool)
+    if values.index.has_duplicates:
+        again = values.reset_index(names="").duplicated().to_numpy()
     if again.any():
         log.warning("%s: rows left out that repeat another: %d", name, again.sum())
         values = values[~again]
@@ -119,6 +121,17 @@ def arrange(
     return values
 
 
+def _find_index(index: pd.Index, name: str) -> pd.Index | None:
+    """Return an index that holds times, of which there are many kinds; None for any other."""
+    if isinstance(index, pd.PeriodIndex):
+        return index.to_timestamp()
+    if isinstance(index, pd.DatetimeIndex):
+        return index
+    if isinstance(index, pd.MultiIndex) or pd.api.types.is_numeric_dtype(index):
+        return None
+    return index if len(index) and times.holds_times(index.to_series(), name) else None
+
+
 def _find_numbers(table: pd.DataFrame, name: str) -> list[str]:
     """Return the columns of numbers, and say which others are left out; DataError for one that is mostly numbers."""
     numbers = [column for column in table if _are_numbers(table[column])]
@@ -126,7 +139,7 @@ def _find_numbers(table: pd.DataFrame, name: str) -> list[str]:
     left = [column for column in table if column not in numbers]
     for column in left:
         no_number = pd.to_numeric(table[column], errors="coerce").isna() & table[column].notna()
-        if no_number.mean() < 0.5 and not times.holds_times(table[column], name):
+        if 0 < no_number.mean() < 0.5 and not times.holds_times(table[column], name):
             raise DataError(
                 f"{name}: {column} must hold numbers; {no_number.sum():,} of {len(table):,} cells are none, row "
                 f"{no_number.argmax() + 1} has {str(table[column][no_number].iloc[0])[:60]!r}. Mend them, or leave the "
@@ -151,7 +164,7 @@ def find_moving(tables: Iterable[pd.DataFrame], name: str) -> list[str]:
                 f"tables of one sweep share their columns; one of {name} has {', '.join(other)}, and not "
                 f"{', '.join(lacking)}. Sweep them apart, or name columns that all have: features=, targets="
             )
-    moving = [column for column in first if any(table[column].nunique() > 1 for table in (first, *others))]
+    moving = [c for c in first if any(table[c].min() != table[c].max() for table in (first, *others))]
     if moving and (still := [column for column in first if column not in moving]):
         log.warning("%s: columns that never change were left out: %s", name, ", ".join(still))
     return moving or list(first)

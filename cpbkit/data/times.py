@@ -84,7 +84,9 @@ class Ambiguous(DataError):
 
 def holds_times(column: pd.Series, where: str) -> bool:
     """Say whether a column can be read as times, if perhaps in two ways; numbers only where its name says so."""
-    if pd.api.types.is_numeric_dtype(column) and plain(column.name) not in STARTS:
+    first = column.iloc[:100].astype(str)
+    numeric = pd.api.types.is_numeric_dtype(column) or pd.to_numeric(first, errors="coerce").notna().all()
+    if numeric and plain(column.name) not in STARTS:
         return False
     try:
         read_times(column.iloc[:100], where)

@@ -8,7 +8,7 @@ from cpbkit.evaluation.results import ResultLine
 from cpbkit.quantities import counted
 
 SCALE = 0.01, 100.0  # between which the root mean square of scaled targets should lie
-FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss is off
+FIRST_LOSS = 10.0  # times the loss of persistence or the mean above which a first loss, or an error, is off
 SKIPPED = 0.02  # share of steps without a finite gradient above which a number format is too small
 CLIPPED = 0.9  # share of clipped steps above which the gradient is out of hand
 STUCK = 0.999  # share of its first train loss above which a model has learned nothing
@@ -76,7 +76,7 @@ def _check(line: ResultLine) -> Iterable[tuple[str, str, str]]:
             if judged.get("rmse", 0.0) ** 2 > FIRST_LOSS * worst**2 > 0:
                 times = (judged["rmse"] / worst) ** 2
                 why = "is the learning rate too high, or the sign of an own loss wrong?"
-                yield f"error {head}", "SICK", f"{times:.3g} times that of the worst naive forecast, squared: {why}"
+                yield f"error {head}", "SICK", f"its MSE is {times:.3g} times that of the worst naive forecast: {why}"
 
 
 def _check_losses(

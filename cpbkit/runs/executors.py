@@ -77,13 +77,14 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
             for device in list(vacant.elements())[: max(0, len(waiting) - len(free))]:
                 pipe, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-                process.start()
+                with stopping.deaf():
+                    process.start()
                 theirs.close()
                 workers[pipe] = process, device
                 free.append(pipe)
         for pipe in free[: len(waiting)]:
             running[pipe] = replace(waiting.popleft(), device=workers[pipe][1])
-            with contextlib.suppress(BrokenPipeError):  # it is gone, which the next reading tells
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone, which a reading tells
                 pipe.send(stopping.leaving())
                 pipe.send(running[pipe])
 
@@ -97,7 +98,7 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
             if stopping.leaving() != left:
                 left = stopping.leaving()
                 for pipe in running:
-                    with contextlib.suppress(BrokenPipeError):
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                         pipe.send(left)
             for pipe in (pipe for pipe in wait(list(running), TICK) if isinstance(pipe, Connection)):
                 code: int | None = None  # with which the process has ended
@@ -113,7 +114,7 @@ def processes(jobs: Sequence, work: Work, devices: Sequence[str], retry: Retry |
                     continue
                 job = running.pop(pipe)
                 if code is not None:
-                    if told:
+                    if told := told or stopping.is_asked():
                         continue
                     was_killed = code < 0  # by a signal, such as the kernel's when memory is short
                     end = f"ended with exit code {code}"

@@ -363,7 +363,7 @@ class RunFolder:
         ]
 
     def unaudited_features(self) -> list[str]:
-        """Return the features of a person's own that no audit has looked at: nobody else knows what they know."""
+        """Return the features of a person's own, where no audit of the run is kept: who else knows what they know?"""
         return [] if self.audit() else list(filter(own.is_own, self.experiment.task.features))
 
     def keep_audit(self, found: Mapping[str, list[dict]]) -> None:

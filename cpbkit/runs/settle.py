@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from cpbkit.config.experiment import PARTS, Experiment, to_json, vary, with_quote
+from cpbkit.config.own import is_own
 from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
 from cpbkit.data.files import Found, from_frames
 from cpbkit.data.klines import Klines, find_interval, split_name
@@ -87,18 +88,18 @@ def settle(
         got = f"{data!r:.40}" if isinstance(data, str | Mapping) else type(data).__name__
         raise CpbkitError(f'data takes bars or tables by their names, data={{"load": frame}}; got {got}')
     own: dict[str, Any] = {}
-    data = {
-        name: load(Path(one))[0] if isinstance(one, str | os.PathLike) else one for name, one in (data or {}).items()
-    }
-    if data and not any(map(is_bars, data.values())):
-        own = {name: Table(name, arrange(table, name)) for name, table in data.items()}
+    read = open_data(data or {})
+    if read and not any(map(is_bars, read.values())):
+        named = settings.get("features", ()) and settings.get("targets", ())
+        columns = (*settings["features"], *settings["targets"]) if named else ()
+        own = {name: Table(name, as_table(table, name, columns)) for name, table in read.items()}
         frames = {name: table.frame for name, table in own.items()}
         base, settings = suit_rate(base, settings), suit_tables(frames, settings)
         for setting, tried in base.training.search if "search" not in settings else ():
             say(f"Validation chooses the {setting} of each table among {', '.join(f'{x:g}' for x in tried)}.")
-    elif data:
+    elif read:
         days: dict[str, Any] = {name: settings[name] for name in ("start", "end", "venue") if name in settings}
-        own = {**from_frames(data, **days)}
+        own = {**from_frames(read, **days)}
         symbols, intervals = (tuple(dict.fromkeys(part)) for part in zip(*map(split_name, own), strict=True))
         settings |= {"source": "given", "symbols": symbols, "intervals": intervals, "series": tuple(own)}
     if "targets" in settings:
@@ -136,6 +137,21 @@ def _grid(search: Any) -> tuple:
     except (TypeError, ValueError):
         wanted = 'search={"learning_rate": [1e-3, 3e-4]}'
         raise CpbkitError(f"a search names the values of each setting, as {wanted}; got {search!r}") from None
+
+
+def open_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return own data by name, of files the raw tables. Errors: DataError."""
+    return {name: load(Path(one))[0] if isinstance(one, str | os.PathLike) else one for name, one in data.items()}
+
+
+def as_table(table: pd.DataFrame, name: str, columns: Iterable[Any] = ()) -> pd.DataFrame:
+    """Return a raw table as `arrange` does.
+
+    columns: all that is used of it; where functions are among them, whatever holds numbers may be.
+    """
+    columns = tuple(columns)
+    plain = all(isinstance(column, str) and not is_own(column) for column in columns)
+    return arrange(table, name, columns=columns if plain else None)
 
 
 def is_bars(data: object) -> bool:

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 from cpbkit.errors import Terminated
@@ -12,6 +14,7 @@ from cpbkit.errors import Terminated
 # s that a step and a checkpoint may take after the signal: batch systems soon kill, a person can ask once more.
 GRACE = {signal.SIGTERM: 3.0, signal.SIGINT: 30.0}
 _asked, _interrupted, _patient = threading.Event(), threading.Event(), threading.Event()
+_reminders: list[threading.Timer] = []  # at most one
 
 
 class _Wishes(threading.local):  # a thread has one sweep; another's is not meant
@@ -51,9 +54,13 @@ def listening(in_worker: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _hear) for number in GRACE}
+    # Whoever started this in the background may have it ignore interrupts.
+    heard = [number for number in GRACE if in_worker or signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, _hear) for number in heard}
     if in_worker:
         signal.signal(signal.SIGINT, lambda *_: _asked.set())
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came since `deaf` is heard now
     try:
         yield
     except Terminated:
@@ -61,10 +68,26 @@ def listening(in_worker: bool = False) -> Iterator[None]:
             raise KeyboardInterrupt from None
         raise
     finally:
+        if _reminders:
+            _reminders.pop().cancel()
         _asked.clear()
         _interrupted.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Let processes that start meanwhile hear no interrupt before they are `listening`, which takes them seconds."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # where it starts with the process, it lets this one hear again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def pass_on(worker: BaseProcess) -> None:
@@ -93,9 +116,13 @@ def _hear(number: int, _) -> None:
     _asked.set()
     timer = threading.Timer(GRACE[signal.Signals(number)], _remind)
     timer.daemon = True
+    _reminders.append(timer)
     timer.start()
 
 
 def _remind() -> None:
     if _asked.is_set() and _patient.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
+        if sys.platform == "win32":  # where a kill asks nothing
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)

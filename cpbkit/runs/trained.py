@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,12 +19,11 @@ from cpbkit.config.experiment import OHLC, Experiment, Model, Task, from_dict, v
 from cpbkit.data import files
 from cpbkit.data.klines import INTERVAL_SECONDS, Incomplete, Klines, split_name, validate
 from cpbkit.data.load import load_klines
-from cpbkit.data.tables import arrange, read_table
 from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.quantities import figure
-from cpbkit.runs.settle import Bars
+from cpbkit.runs.settle import Bars, as_table, open_data
 from cpbkit.texts import one_line
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
@@ -330,12 +328,10 @@ def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, 
             raise DataError(f"{model.series} was trained on a network trace; give a Trace or its file")
         return _whole_context(to_series(trace, task), task, len(trace.frame)), ""
     if model.experiment.data.source == "table":
-        if isinstance(given, str | os.PathLike):
-            given = read_table(Path(given))
-        elif isinstance(given, pd.DataFrame):
-            given = arrange(given, model.series)
-        else:
+        (given,) = open_data({model.series: given}).values()
+        if not isinstance(given, pd.DataFrame):
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame or a file")
+        given = as_table(given, model.series, (*task.features, *task.targets))
         newest = _after_holes(given, task)
         return _whole_context(from_table(model.series, newest, task.features, task.targets), task, len(given)), ""
     klines = closed_bars(model.series, given, now)
