@@ -1,5 +1,6 @@
 """The front door: start a run or open one, look at what it found, use its models."""
 
+import contextlib
 import html
 import json
 import logging
@@ -185,10 +186,11 @@ class Run:
     def _same_table(self, table: Table) -> Table:
         """Return a table that is the one which the run was trained on. Errors: RunError for another."""
         known = {line.series: line.data_sha256 for line in self.results}.get(table.name, "")
-        even = Table(table.name, table.frame.reset_index(drop=True))  # as a column of times was once left unread
-        if known == data_sha256(to_series(even, self.experiment.task)):
-            return even
         if known != data_sha256(to_series(table, self.experiment.task)):
+            even = Table(table.name, table.frame.reset_index(drop=True))  # as a column of times was once left unread
+            with contextlib.suppress(CpbkitError):  # own features may need the times
+                if known == data_sha256(to_series(even, self.experiment.task)):
+                    return even
             why = "it has other rows or values" if known else f"that run has {', '.join(self.series)}"
             raise RunError(f"{table.name} must be the table that {self.folder} was trained on, row by row; {why}")
         return table

@@ -144,6 +144,11 @@ def test_data_may_be_a_file_and_hold_what_is_not_asked_for(tmp_path):
     run = cpb.sweep("quick", data={"load": odd}, folder=tmp_path / "run", **names, **small)
     assert run.retrain(data={"load": path}).data.frame.equals(run.retrain(data={"load": odd}).data.frame)
     assert run["load"].forecast(path).frame.equals(run["load"].forecast(odd).frame)
+    plain = frame.reset_index(drop=True)  # as a run of before, which left a column of times unread
+    before = cpb.sweep("quick", data={"load": plain}, folder=tmp_path / "before", **names, **small)
+    assert before.retrain(data={"load": path}).data.frame.index.equals(plain.index)
+    with pytest.raises(RunError, match="must be the table that"):
+        before.retrain(data={"load": frame[1:]})
 
 
 def test_a_sweep_tells_of_gaps_in_a_table(tmp_path, caplog):
