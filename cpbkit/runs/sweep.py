@@ -285,13 +285,15 @@ def _sweep(run, state, clock, tell, klines, place, deadline, failed_before, pare
     with clock("features"):
         tell("computing features")
         series, failed = prepare(state.experiment, bars)
+        for name, one in series.items():
+            _tell_gaps(one, bars[name])
         for name, why in _find_seen(state.experiment, series, parents).items():
             failed[name] = why
             del series[name]
         for line in state.results:
-            one = series.get(line.series)
-            if one and line.data_sha256 not in ("", data_sha256(one)):
-                note(f"{one.name} is kept as it ended, on other bars than are there now")
+            known = series.get(line.series)
+            if known and line.data_sha256 not in ("", data_sha256(known)):
+                note(f"{known.name} is kept as it ended, on other bars than are there now")
     if not series:
         reasons = "; ".join(failed.values())
         raise incomplete or DataError(f"no series of this experiment can be trained: {reasons}")
@@ -403,8 +405,6 @@ def prepare(
             series[name] = one
         except DataError as error:
             failed[name] = str(error)
-        else:
-            _tell_gaps(one, bars[name])
     return series, failed
 
 
