@@ -45,7 +45,7 @@ from cpbkit.evaluation.verdicts import (
 from cpbkit.quantities import counted
 from cpbkit.runs.compare import compare as compare_runs
 from cpbkit.runs.folder import RunFolder, tell_stopped
-from cpbkit.runs.settle import Bars, Settled, as_table, one_of, open_data, settle
+from cpbkit.runs.settle import Bars, Settled, as_table, one_of, opened, settle
 from cpbkit.runs.workspace import Workspace
 from cpbkit.windows.series import Series, Table, data_sha256, to_series
 from cpbkit.windows.splits import folds, split
@@ -139,8 +139,9 @@ class Run:
             tell_unsound(results),
             tell_unbelievable(results, by_head),
             tell_too_few(by_head),
+            tell_unaudited(self._folder.unaudited_features(), by_head),
         ]
-        trouble += filter(None, [*told, tell_unaudited(self._folder.unaudited_features(), by_head)])
+        trouble += filter(None, told)
         if failed := self._folder.failed_checks():
             of = counted(len(failed), "failed check")
             trouble.append(f"an audit failed, do not believe these: {failed[0]}, of {of}")
@@ -177,10 +178,9 @@ class Run:
             if data is None or name not in data:
                 again = f"data={{{name!r}: frame}}, in the terminal --table FILE"
                 raise DataError(f"the table of {name} was given as a frame; give it again: {again}")
-            (table,) = open_data({name: data[name]}).values()
-            columns = (*one.task.features, *one.task.targets)
-            return Retraining(name, one, self._same_table(Table(name, as_table(table, name, columns))))
-        bars = load_klines(one) if data is None else from_frames(open_data(data))
+            table = as_table(opened(data[name]), name, (*one.task.features, *one.task.targets))
+            return Retraining(name, one, self._same_table(Table(name, table)))
+        bars = load_klines(one) if data is None else from_frames({each: opened(data[each]) for each in data})
         return Retraining(name, one, bars[check_name("series", name, bars)])
 
     def _same_table(self, table: Table) -> Table:

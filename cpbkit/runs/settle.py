@@ -88,7 +88,7 @@ def settle(
         got = f"{data!r:.40}" if isinstance(data, str | Mapping) else type(data).__name__
         raise CpbkitError(f'data takes bars or tables by their names, data={{"load": frame}}; got {got}')
     own: dict[str, Any] = {}
-    read = open_data(data or {})
+    read = {name: opened(one) for name, one in (data or {}).items()}
     if read and not any(map(is_bars, read.values())):
         named = settings.get("features", ()) and settings.get("targets", ())
         columns = (*settings["features"], *settings["targets"]) if named else ()
@@ -139,9 +139,9 @@ def _grid(search: Any) -> tuple:
         raise CpbkitError(f"a search names the values of each setting, as {wanted}; got {search!r}") from None
 
 
-def open_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return own data by name, of files the raw tables. Errors: DataError."""
-    return {name: load(Path(one))[0] if isinstance(one, str | os.PathLike) else one for name, one in data.items()}
+def opened(data: Any) -> Any:
+    """Return own data, of a file its raw table. Errors: DataError."""
+    return load(Path(data))[0] if isinstance(data, str | os.PathLike) else data
 
 
 def as_table(table: pd.DataFrame, name: str, columns: Iterable[Any] = ()) -> pd.DataFrame:

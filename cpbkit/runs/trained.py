@@ -23,7 +23,7 @@ from cpbkit.data.traces import Trace, read_trace
 from cpbkit.errors import CpbkitError, DataError, RunError
 from cpbkit.models import zoo
 from cpbkit.quantities import figure
-from cpbkit.runs.settle import Bars, as_table, open_data
+from cpbkit.runs.settle import Bars, as_table, opened
 from cpbkit.texts import one_line
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
@@ -328,7 +328,7 @@ def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, 
             raise DataError(f"{model.series} was trained on a network trace; give a Trace or its file")
         return _whole_context(to_series(trace, task), task, len(trace.frame)), ""
     if model.experiment.data.source == "table":
-        (given,) = open_data({model.series: given}).values()
+        given = opened(given)
         if not isinstance(given, pd.DataFrame):
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame or a file")
         given = as_table(given, model.series, (*task.features, *task.targets))
