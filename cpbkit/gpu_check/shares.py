@@ -47,7 +47,8 @@ KINDS: tuple[tuple[str, set[str], str, str], ...] = (
      "compute it once an epoch, from predictions that were kept"),
     ("making lists of tensors, or back", set(), r"torch\.(tensor|FloatTensor|LongTensor|Tensor)\(|\.tolist\(",
      "keep arrays: np.stack and torch.from_numpy, or a tensor that is written by index"),
-    ("NumPy", {"numpy"}, r"\bnp\.|\.numpy\(", "do it with torch on the batch, or once before training"),
+    ("NumPy", {"numpy"}, r"\bnp\.|\.numpy\(",
+     "do it with torch on the batch, or once before training; what is only looked at, every hundredth step"),
 )  # fmt: skip
 
 
