@@ -430,8 +430,36 @@ def test_times_are_found_by_name_or_by_look(tmp_path, column):
 
 
 def test_commas_inside_quotes_are_no_columns(tmp_path):
-    with pytest.raises(DataError, match=r"load must hold numbers; row 1 has '1,000\.5'"):
-        table(tmp_path, 'time,load\n2025-01-01,"1,000.5"\n2025-01-02,"1,001.5"\n', columns=["load"])
+    written = 'time,load\n2025-01-01,"1,000.5"\n2025-01-02,"{}"\n'
+    assert table(tmp_path, written.format("1,001.5"), columns=["load"])["load"].tolist() == [1000.5, 1001.5]
+    with pytest.raises(DataError, match=r"load must hold numbers; row 2 has '1,00,5'"):
+        table(tmp_path, written.format("1,00,5"), columns=["load"])
+
+
+def test_numbers_are_read_as_people_write_them_and_told(tmp_path, caplog):
+    for first, second, *want in (
+        ("$1,017.25", "$ 822.50", 1017.25, 822.5),
+        ("40.188,60", "7,75", 40188.6, 7.75),
+        ("12.5%", "7 %", 12.5, 7),
+    ):
+        assert table(tmp_path, f"day\tx\n2025-01-01\t{first}\n2025-01-02\t{second}\n")["x"].tolist() == want
+        assert f"numbers were read as they are written: x ({first!r} as {want[0]:,})" in caplog.text
+    words = 'day,x,place,code\n2025-01-01,1,"Berlin, Mitte",12K1\n2025-01-02,2,"Bonn, Nord",12K2\n'
+    assert list(table(tmp_path, words)) == ["x"]
+
+
+@pytest.mark.parametrize("other", ["", ";7,75"])
+def test_points_that_end_thousands_are_no_decimals(tmp_path, other):
+    def read(*cells):
+        rows = [f"2025-01-01 {i:02d}:00;{cell}{other}\n" for i, cell in enumerate(cells)]
+        return table(tmp_path, f"time;load{';temperature' if other else ''}\n" + "".join(rows))["load"].tolist()
+
+    assert read("1.017", "822", "1.165", "635", "12.345.678") == [1017, 822, 1165, 635, 12345678]
+    assert read("1.017", "822", "1.165", "635") == [1017, 822, 1165, 635]
+    if not other:
+        assert read("1.017", "1.165", "2.500") == [1.017, 1.165, 2.5]
+        assert read("1.017", "822", "1.16") == [1.017, 822, 1.16]
+        assert read("0.017", "822", "1.165") == [0.017, 822, 1.165]
 
 
 def test_seconds_since_1970_are_times_by_name_only(tmp_path):
@@ -445,12 +473,11 @@ def test_commas_before_three_digits_are_decimals_where_each_number_has_one(tmp_p
     found = table(tmp_path, told.replace(";900", ";0,900"))
     assert found["load"].tolist() == [50.586, 0.24, 56.407] and found["flats"].tolist() == [1.2, 0.9, 1.1]
     pointed = "day;close;volume\n2024-01-01 00:00;0.5001;13,346\n2024-01-01 01:00;0.5002;14,100\n"
-    assert list(table(tmp_path, pointed)) == ["close"], "a point before decimals: these commas end thousands"
+    assert table(tmp_path, pointed)["volume"].tolist() == [13346, 14100], "a point before decimals ends the doubt"
     named = table(tmp_path, "timestamp,x\n1600000000,1\n1600000060,2\n", time="timestamp", columns=["timestamp", "x"])
     assert list(named) == ["timestamp", "x"]
     thousands = "day;load\n01.01.2025 00:00;1,586\n01.01.2025 01:00;900\n"
-    with pytest.raises(DataError, match="needs at least one column of numbers"):
-        table(tmp_path, thousands)
+    assert table(tmp_path, thousands)["load"].tolist() == [1586, 900]
 
 
 def test_rows_that_repeat_another_are_left_out_with_a_word(tmp_path, caplog):

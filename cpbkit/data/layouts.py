@@ -11,7 +11,7 @@ import pandas as pd
 
 from cpbkit.data import times
 from cpbkit.data.klines import INTERVAL_SECONDS, OHLC, OHLCV, QUOTES, SECOND_NS, find_interval, stamp
-from cpbkit.data.tables import SYMBOL, has_decimal_commas, read_numbers
+from cpbkit.data.tables import SYMBOL, has_decimal_commas, read_numbers, read_written
 from cpbkit.errors import DataError
 
 # Column spellings seen in the wild, in letters and digits only.
@@ -223,7 +223,7 @@ def _sheet(table: pd.DataFrame, symbol: str, where: str, notes: list[str]) -> Sh
         )
     prices = [table[found[name]] for name in OHLC]
     commas = any(has_decimal_commas(p.astype(str)) for p in prices if not pd.api.types.is_numeric_dtype(p))
-    read = functools.partial(_written, commas=commas)
+    read = functools.partial(read_written, commas=commas)
     columns = {name: read_numbers(table[found[name]], name, where, read) for name in SPELLINGS if name in found}
     frame = pd.DataFrame(columns)
     if {"tsevent", "rtype"} <= set(plain) and all(map(pd.api.types.is_integer_dtype, prices)):
@@ -284,7 +284,7 @@ def _find_volumes(table: pd.DataFrame, plain: dict, found: dict, notes: list[str
     ticks = next((plain[name] for name in TICKS if name in plain), None)
     if ticks is not None and (
         "volume" not in found
-        or not np.nan_to_num(read_numbers(table[found["volume"]], "volume", where, _written)).any()
+        or not np.nan_to_num(read_numbers(table[found["volume"]], "volume", where, read_written)).any()
     ):
         found["volume"] = ticks
         notes.append(f"volume counts price changes (column {ticks}), not what was traded.")
@@ -363,18 +363,3 @@ def _step(starts: pd.DatetimeIndex, where: str) -> int:
             f"these are most often {step} s apart.{why}"
         )
     return step
-
-
-_SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
-
-def _written(column: pd.Series, commas: bool = False) -> pd.Series:
-    """Read numbers as people and sites write them: 1,234.5, 1.234,5 (commas: before the decimals), $1.20, 89.12K."""
-    text = column.astype(str).str.strip().str.replace(r"^[$€£¥]\s*|[\s\u00a0\u202f'’]", "", regex=True)
-    size = text.str[-1:].str.upper().map(_SIZES).fillna(1.0)
-    text = text.where(size == 1.0, text.str[:-1])
-    if commas:
-        text = text.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-    else:
-        text = text.where(~text.str.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?"), text.str.replace(",", "", regex=False))
-    return pd.to_numeric(text, errors="coerce") * size

@@ -48,6 +48,8 @@ NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as m
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
 NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")  # cells that mean none
+THOUSANDS = r"-?[1-9]\d{0,2}(\.\d{3})+"  # ended by points, or three decimals
+SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _TANGLED = (KeyError, TypeError, RecursionError, OverflowError)  # of nested or huge JSON, of what pandas noted
 _IS_BRACKET = np.isin(np.arange(256), list(b"[]{}"))
 SYMBOL_KEYS = (  # of JSON, beside the rows: one name, or two that make one
@@ -98,7 +100,8 @@ def arrange(
         raise DataError(f"{name}: a table needs at least one column of numbers; got {', '.join(table.columns)}")
     if odd := next((column for column in chosen if ":" in column), None):
         raise DataError(f"{name}: a column's name may have no ':', by which own parts are named; rename {odd!r}")
-    values = pd.DataFrame({column: read_numbers(table[column], column, name) for column in chosen})
+    values = pd.DataFrame({column: read_numbers(table[column], column, name, _as_written) for column in chosen})
+    _tell_written(table[chosen], values, name)
     if time is not None:
         index = times.read_times(table[time], name).rename(time)
     elif index is not None:
@@ -175,7 +178,26 @@ def _are_numbers(column: pd.Series) -> bool:
         return True
     if not (pd.api.types.is_object_dtype(column) or pd.api.types.is_string_dtype(column)) or column.isna().all():
         return False
-    return bool((pd.to_numeric(column, errors="coerce").isna() == column.isna()).all())
+    if (pd.to_numeric(column, errors="coerce").isna() == column.isna()).all():
+        return True
+    some = column.dropna().iloc[:50].astype(str)  # of words few are numbers
+    return bool(_as_written(some).notna().any() and (_as_written(column).notna() | _is_nothing(column)).all())
+
+
+def _as_written(column: pd.Series) -> pd.Series:
+    """Read numbers by how their own column is written; NaN for what is none."""
+    return read_written(column, has_decimal_commas(column.dropna().astype(str)))
+
+
+def _tell_written(table: pd.DataFrame, values: pd.DataFrame, name: str) -> None:
+    """Say of columns that people wrote how they were read, with a cell of each."""
+    told = []
+    for column, cells in table.items():
+        odd = cells[pd.to_numeric(cells, errors="coerce").isna() & ~_is_nothing(cells)]
+        if len(odd):
+            told.append(f"{column} ({str(odd.iloc[0])[:20]!r} as {values[column][odd.index[0]]:,})")
+    if told:
+        log.warning("%s: numbers were read as they are written: %s", name, ", ".join(told))
 
 
 def _counts_rows(column: pd.Series) -> bool:
@@ -563,21 +585,49 @@ def _from_text(blob: bytes) -> pd.DataFrame:
     cells_below = pd.Series([cell for row in rows[1:] for cell in row], dtype=str)
     columns = zip(*(row for row in rows[1:] if len(row) == width), strict=True)
     commas = has_decimal_commas(cells_below) or any(map(_have_all_commas, columns))
-    pointed = cells_below.str.fullmatch(r"-?[\d,]*\.\d+").any()  # then a comma ends thousands
-    decimal = "," if separator == ";" and commas and not pointed else "."
+    pointed = cells_below.str.fullmatch(r"-?[\d,]*\.\d+") & ~cells_below.str.fullmatch(THOUSANDS)
+    decimal = "," if separator == ";" and commas and not pointed.any() else "."  # else a comma ends thousands
+    arguments |= dict(header=header, index_col=False, dtype=clocks or None)
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            return pd.read_csv(
-                buffer, header=header, index_col=False, decimal=decimal, dtype=clocks or None, **arguments
-            )
+            table = pd.read_csv(buffer, decimal=decimal, **arguments)
         except pd.errors.ParserWarning:  # pandas would drop the cells that are too many
             raise ValueError(f"its rows have more cells than the {width} names of its columns") from None
+        if decimal == ",":
+            places = [i for i in range(table.shape[1]) if not pd.api.types.is_numeric_dtype(table.dtypes.iloc[i])]
+            return _read_thousands(table, table, places)
+        places = [i for i in range(table.shape[1]) if separator != "," and _may_lack_thousands(table.iloc[:, i])]
+        buffer.seek(0)
+        return _read_thousands(table, pd.read_csv(buffer, **arguments | {"dtype": str}), places) if places else table
+
+
+def _may_lack_thousands(column: pd.Series) -> bool:
+    """Say whether points of a column that were read as decimals may have ended thousands: 1.017 beside 822."""
+    if not pd.api.types.is_float_dtype(column):
+        return False
+    size = column.dropna().abs()
+    parts = size[size % 1 != 0]
+    three = (1000 * parts - (1000 * parts).round()).abs() < 1e-6
+    return bool(len(parts) > 1 and three.all() and size.between(100, 999).any() and (size < 1000).all())
+
+
+def _read_thousands(table: pd.DataFrame, text: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
+    """Return a table in which columns of text whose points end thousands, all of them, are numbers."""
+    for place in places:
+        cells = text.iloc[:, place].astype(str).str.strip()
+        told = cells.where(text.iloc[:, place].notna() & ~cells.isin(NOTHING)).dropna()
+        if len(told) and told.str.fullmatch(rf"-?(\d{{1,3}}|{THOUSANDS})(,\d+)?").all() and "." in "".join(told[:1000]):
+            table.isetitem(place, read_written(text.iloc[:, place], commas=True))
+    return table
 
 
 def has_decimal_commas(text: pd.Series) -> bool:
-    """Say whether one of many cells has a comma where thousands cannot end."""
-    text = text.str.strip()[text.str.contains(",", regex=False)]
+    """Say whether one of many cells has a comma where thousands cannot end, or is a number with two points."""
+    text = text.str.strip()
+    if text.str.fullmatch(rf"{THOUSANDS}\.\d{{3}}(,\d+)?").any():
+        return True
+    text = text[text.str.contains(",", regex=False)]
     return bool(len(text)) and not text.str.fullmatch(r"\D*[1-9]\d{0,2}(,\d{3})+(\.\d+)?\D*").all()
 
 
@@ -585,6 +635,25 @@ def _have_all_commas(cells: Sequence[str]) -> bool:
     """Say whether each number of a column has one comma: of thousands, what is below would have none."""
     numbers = [cell for cell in cells if re.fullmatch(r"-?\d+(,\d+)?", cell)]
     return len(numbers) > 1 and all("," in number for number in numbers)
+
+
+def read_written(column: pd.Series, commas: bool = False) -> pd.Series:
+    """Read numbers as people and sites write them: 1,234.5, 1.234,5 (commas: before the decimals), $1.20, 7 %, 89.12K.
+
+    NaN for what is none.
+    """
+    text = column.astype(str).str.strip().str.replace(r"^[$€£¥]\s*|[\s\u00a0\u202f'’]|[%€]$", "", regex=True)
+    size = text.str[-1:].str.upper().map(SIZES).fillna(1.0)
+    text = text.where(size == 1.0, text.str[:-1])
+    if commas:
+        text = text.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+    else:
+        text = text.where(~text.str.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?"), text.str.replace(",", "", regex=False))
+    return pd.to_numeric(text, errors="coerce") * size
+
+
+def _is_nothing(column: pd.Series) -> pd.Series:
+    return column.isna() | column.astype(str).str.strip().isin(NOTHING)
 
 
 def is_value(cell: str) -> bool:
@@ -608,7 +677,7 @@ def read_numbers(
     lost = values.isna() & column.notna()
     if lost.any() and written:
         values = written(column)
-        lost = values.isna() & column.notna() & ~column.astype(str).str.strip().isin(NOTHING)
+        lost = values.isna() & ~_is_nothing(column)
     if not lost.any():
         values = values.to_numpy(float, na_value=np.nan)
         lost = pd.Series(np.isinf(values))
