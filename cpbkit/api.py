@@ -52,6 +52,7 @@ from cpbkit.windows.splits import folds, split
 
 if TYPE_CHECKING:  # torch takes seconds to load, and a run can be looked at without it
     from cpbkit.evaluation.backtest import Forecaster
+    from cpbkit.evaluation.poison import Findings
     from cpbkit.runs.trained import Forecast, TrainedModel
 
 log = logging.getLogger(__name__)
@@ -451,13 +452,14 @@ class Retraining:
     data: Klines | Trace | Table
 
     @stoppable()
-    def audit(self, placebos: int = 20, tell: Callable[[str], None] | None = None) -> pd.DataFrame:
+    def audit(self, placebos: int = 20, tell: Callable[[str], None] | None = None) -> "Findings":
         """Look for leaks: a row per check, with its verdict and the evidence.
 
         placebos: how many are judged. tell: hears which training is at work and the time left, each second; by default
         a notebook or a terminal shows it.
         """
         from cpbkit.evaluation import leakage
+        from cpbkit.evaluation.poison import Findings
         from cpbkit.views.live import Countdown
 
         one = self.experiment
@@ -465,7 +467,7 @@ class Retraining:
             forecaster = self._refit(one, begin)
             found = leakage.audit(self.data, one.task, forecaster, model=one.model.name, placebos=placebos)
             begin("one batch")
-            return pd.DataFrame([*found, leakage.check_overfit(one, self._columns())])
+            return Findings([*found, leakage.check_overfit(one, self._columns())])
 
     @stoppable()
     def plot(self, ahead: int = 1, windows: int = 160):
@@ -652,7 +654,7 @@ def audit(
     placebos: int = 20,
     data: Mapping[str, Bars] | None = None,
     **given,
-) -> pd.DataFrame:
+) -> "Findings":
     """Look for leaks in one series before a sweep: a row per check, with its verdict and the evidence.
 
     series: by default the first. placebos: how many are judged; the model is trained so often, and six times more.

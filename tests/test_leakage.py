@@ -15,6 +15,7 @@ from cpbkit.data.klines import validate
 from cpbkit.data.synthetic import make_market
 from cpbkit.evaluation import leakage
 from cpbkit.evaluation.leakage import Column
+from cpbkit.evaluation.poison import Finding, Findings
 from cpbkit.evaluation.training_checks import Check
 from cpbkit.evaluation.verdicts import judge_heads
 from cpbkit.runs import planted
@@ -314,3 +315,10 @@ def test_a_sound_model_learns_a_batch_by_heart_and_a_blind_one_does_not():
     assert leakage.check_overfit(vary(quick, name=f"{__name__}:Blind"), series).verdict == "FAIL"
     solved = leakage.check_overfit(vary(quick, name="ridge_ar"), series)
     assert solved.verdict == "NOTE" and "solved in one step" in solved.evidence
+
+
+def test_what_an_audit_found_is_printed_in_whole():
+    found = Findings([Finding("a check", "FAIL", "evidence " * 30), Finding("another", "OK", "none")])
+    assert str(found).split("\n")[0].startswith("FAIL  a check: evidence evidence")
+    assert str(found).count("evidence") == 30 and "OK    another: none" in str(found)
+    assert list(found[found["verdict"] == "OK"]["check"]) == ["another"] and "check" in str(found[["check"]])

@@ -151,6 +151,33 @@ def test_data_may_be_a_file_and_hold_what_is_not_asked_for(tmp_path):
         before.retrain(data={"load": frame[1:]})
 
 
+def test_a_table_is_forecast_from_rows_as_far_apart_as_those_of_the_training(tmp_path):
+    frame = table()
+    small = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 2, "executor": "local", "quiet": True}
+    run = cpb.sweep("quick", data={7: frame[frame.columns[0]]}, folder=tmp_path / "run", **small)
+    newest = frame[list(run.experiment.task.features)]
+    want = run["7"].forecast(newest).frame
+    for odd, got in ((newest[::2], "7,200 s"), (newest.reset_index(drop=True), "rows without times")):
+        with pytest.raises(DataError, match=rf"trained on rows 3,600 s apart; got {got}\. Give rows as the training"):
+            run["7"].forecast(odd)
+    plain = cpb.sweep("quick", data={"load": newest.reset_index(drop=True)}, folder=tmp_path / "plain", **small)
+    assert plain["load"].forecast(newest).frame.index.equals(want.index), "of even steps, times may come later"
+
+
+def test_names_of_tables_are_told_what_they_may_be():
+    with pytest.raises(UnknownName, match=r"up to 40 letters, digits and '_', such as 'Köln_Süd'; got 'Köln Süd'"):
+        cpb.sweep("quick", data={"Köln Süd": table()})
+
+
+def test_series_in_one_long_table_are_told_apart():
+    long = pd.concat([(table() + i).assign(shop=shop) for i, shop in enumerate("ab")])
+    with pytest.raises(DataError, match=r"shop tells 2 series apart, .*frame\.groupby\('shop'\)"):
+        cpb.sweep("quick", data={"shops": long})
+    doubled = pd.concat([table(), table()[:2] + 1])
+    with pytest.raises(DataError, match=r"got 2 more, the first at .*ambiguous=\"infer\""):
+        cpb.sweep("quick", data={"shops": doubled})
+
+
 def test_a_sweep_tells_of_gaps_in_a_table(tmp_path, caplog):
     frame = table().drop(table().index[500:504])
     small = {"context": 8, "horizon": 2, "width": 4, "epochs": 1, "steps": 2, "executor": "local", "quiet": True}

@@ -57,6 +57,13 @@ def test_too_short_a_series_is_refused_with_the_count():
         split(walk("A", 90), TASK)
 
 
+def test_bars_of_a_market_that_closes_are_told_so_where_no_window_fits_between():
+    series = walk("A", 600)
+    nights = series.times + (np.arange(600) // 10 * 3600).astype("m8[s]")
+    with pytest.raises(DataError, match=r"none of the 60 stretches has more than 10 bars.*--slide-over-gaps"):
+        split(dataclasses.replace(series, times=nights), TASK)
+
+
 def test_times_that_do_not_increase_are_refused():
     series = walk("A", 50)
     with pytest.raises(DataError, match="times of A must increase; row 3"):

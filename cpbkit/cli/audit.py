@@ -11,7 +11,6 @@ from cpbkit.cli.options import as_json, trust_code, which_bars, which_rows, whic
 from cpbkit.config.experiment import vary
 from cpbkit.config.own import require_consent
 from cpbkit.config.presets import find_preset
-from cpbkit.texts import wrapped
 
 if TYPE_CHECKING:  # pandas takes its time to load
     import pandas as pd
@@ -47,34 +46,33 @@ def audit(
     are those of the RUN, if one is named, and else of the preset; of the series the first is taken, unless some are
     named. A RUN on a table needs it again, --table. Exit code 0 only when nothing failed.
     """
-    import pandas as pd
-
     from cpbkit.data.tables import read_table
+    from cpbkit.evaluation.poison import Findings
     from cpbkit.runs.folder import RunFolder
 
     if bool(folder or table) + calibration + inject > 1:
         raise click.UsageError("--calibration and --inject bring series of their own; give one of them, and no run")
-    found: dict[str, pd.DataFrame] = {}
+    found: dict[str, Findings] = {}
     if calibration:
         from cpbkit.evaluation.calibration import calibrate
         from cpbkit.evaluation.leakage import check_calibration, check_promises
 
         with status_line() as say:
             say("judging 40 random walks and 40 series that can be forecast")
-            found["calibration"] = pd.DataFrame(check_calibration())
+            found["calibration"] = Findings(check_calibration())
             cells = []
             for cell in calibrate():
                 say(f"judging runs of 40: {cell.market}, {cell.horizon} bars ahead, {cell.windows} windows")
                 cells.append(cell)
-            found["size, coverage and power"] = pd.DataFrame(check_promises(cells))
+            found["size, coverage and power"] = Findings(check_promises(cells))
     elif inject:
         from cpbkit.runs.planted import plant_leaks, plant_sicknesses
 
         with status_line() as say:
             say("planting leaks")
-            found["planted leaks"] = pd.DataFrame(plant_leaks())
+            found["planted leaks"] = Findings(plant_leaks())
             say("planting sicknesses")
-            found["planted sicknesses"] = pd.DataFrame(plant_sicknesses())
+            found["planted sicknesses"] = Findings(plant_sicknesses())
     else:
         if not table and (time or drop_missing or slide_over_gaps):
             raise click.UsageError("--time, --drop-missing and --slide-over-gaps are of a table; name it: --table FILE")
@@ -90,16 +88,8 @@ def audit(
     if folder:
         RunFolder(folder).keep_audit(document)
     failed = any(finding["verdict"] == "FAIL" for findings in document.values() for finding in findings)
-    told = (f"{name}\n{_text(findings)}" for name, findings in found.items())
+    told = (f"{name}\n{findings}" for name, findings in found.items())
     show(document, as_json, lambda: "\n\n".join(told), failed)
-
-
-def _text(findings: "pd.DataFrame") -> str:
-    """Return the findings of an audit in lines; evidence is too long for a column of a terminal."""
-    if "evidence" not in findings:  # of what was planted
-        return findings.to_string(index=False)
-    rows = zip(findings["verdict"], findings["check"], findings["evidence"], strict=True)
-    return wrapped(f"{verdict:5} {check}: {evidence}" for verdict, check, evidence in rows)
 
 
 def _choose(

@@ -382,7 +382,8 @@ def forecast(folder, symbols, intervals, series, bars, trust_code, as_json):
         if (not symbols or symbol in symbols) and (not intervals or interval in intervals)
     ]
     if not chosen:
-        raise CpbkitError(f"{folder} has no model that is chosen; it has {', '.join(run) or 'none'}")
+        none = f"{folder} has no finished model yet; {run!r}"
+        raise CpbkitError(f"{folder} has no model that is chosen; it has {', '.join(run)}" if [*run] else none)
     if bars and len(chosen) > 1:
         raise click.UsageError(f"--bars goes with one series; choose one of {', '.join(chosen)}: --series {chosen[0]}")
     with status_line() as say:

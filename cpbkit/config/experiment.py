@@ -22,6 +22,7 @@ COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
 OHLC = ("open", "high", "low", "close")
 OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
+NAME = r"\w{1,40}"  # of a series and its parts
 MAX_SERIES = 100_000  # of a run: a stranger's file of a megabyte could name thousands of millions
 
 
@@ -59,7 +60,7 @@ class Data:
         }
         for kind, (names, example) in kinds.items():
             for name in names:  # they become names of files
-                if not re.fullmatch(r"\w{1,40}", name):
+                if not re.fullmatch(NAME, name):
                     plain = re.sub(r"\W|_", "", name).upper()
                     hint = f" (did you mean {plain}?)" if kind == "symbol" else ""
                     raise UnknownName(f"{kind} must be written like {example}; got {name!r}{hint}")
@@ -277,6 +278,8 @@ class Experiment:
 
         Errors: CpbkitError for a file that is no experiment, and for TOML before Python 3.11; OSError.
         """
+        if not Path(path).is_file():
+            raise CpbkitError(f"no file {path}, which was to be an experiment")
         with open(path, "rb") as file:
             content = file.read(FILE_SIZE + 1)
         try:

@@ -108,20 +108,32 @@ def arrange(
         index = times.read_times(index.to_series(), name).rename(index.name)
     if index is None:
         return values
-    values = values.set_index(index).sort_index(kind="stable")
-    again = np.zeros(len(values), bool)
-    if values.index.has_duplicates:
-        again = values.reset_index(names="").duplicated().to_numpy()
-    if again.any():
-        log.warning("%s: rows left out that repeat another: %d", name, again.sum())
-        values = values[~again]
-    doubled = values.index.duplicated()
+    values = values.set_index(index)
+    if not values.index.has_duplicates:
+        return values.sort_index(kind="stable")
+    again = values.reset_index(names="").duplicated().to_numpy()
+    doubled = values.index[~again].duplicated()
     if doubled.any():
-        raise DataError(
-            f"{name}: one row a time; got {int(doubled.sum())} more, the first at {values.index[doubled][0]}. "
-            "Keep one series in a file or frame; local times, of which an hour comes twice in autumn, need their zone"
+        first = values.index[~again][doubled].min()
+        why = _tell_apart(table, values.index) or (
+            "Keep one series in a file or frame; local times, of which an hour comes twice in autumn, need their zone, "
+            'in Python tz_localize("Europe/Berlin", ambiguous="infer")'
         )
-    return values
+        raise DataError(f"{name}: one row a time; got {int(doubled.sum())} more, the first at {first}. {why}")
+    log.warning("%s: rows left out that repeat another: %d", name, again.sum())
+    return values[~again].sort_index(kind="stable")
+
+
+def _tell_apart(table: pd.DataFrame, index: pd.Index) -> str:
+    """Name the column that tells apart the series of a long table, and how to take them; empty without one."""
+    for column in table:
+        key = table[column].astype(str).to_numpy()
+        count = len(pd.unique(key))
+        many = 1 < count and 2 * len(key) >= count * index.nunique()  # each has most of the times
+        if many and not pd.MultiIndex.from_arrays([index, key]).has_duplicates:
+            each = f"rows.drop(columns={column!r}) for key, rows in frame.groupby({column!r})"
+            return f"{column} tells {count} series apart, a file each; in Python data={{key: {each}}}"
+    return ""
 
 
 def _find_index(index: pd.Index, name: str) -> pd.Index | None:

@@ -4,10 +4,12 @@ It takes plain callables and tables, so that it examines the kit's own way of th
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
+
+from cpbkit.texts import wrapped
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,15 @@ class Finding:
     check: str
     verdict: str  # OK | NOTE | FAIL
     evidence: str
+
+
+class Findings(pd.DataFrame):
+    """What an audit found, a row per `Finding`; printed in lines, for evidence is too long for a column."""
+
+    def __repr__(self) -> str:
+        if list(self) != [field.name for field in fields(Finding)]:  # a part of it
+            return super().__repr__()
+        return wrapped(f"{verdict:5} {check}: {evidence}" for check, verdict, evidence in self.to_numpy())
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ def channels(task: Task) -> int:
         raise CpbkitError(
             "a model that shares its weights over the channels needs the past of each target as its feature, in the "
             f"same order; got features {', '.join(task.features)} for targets {', '.join(task.targets)}. Name for "
-            "each target its own column, log_close for close; or take a model without this rule, such as gru"
+            "each target its own column, log_close for close, of a table the target itself as the feature; or take a "
+            "model without this rule, such as gru"
         )
     return len(task.features)
 

@@ -28,11 +28,11 @@ from cpbkit.texts import one_line
 from cpbkit.training import checkpoint
 from cpbkit.training.loop import median
 from cpbkit.windows.scaling import Scaler
-from cpbkit.windows.series import Series, from_table, to_series
+from cpbkit.windows.series import UNTIMED, Series, from_table, to_series
 
 ABOUT = {  # of a model file, as `foreign.check` takes it
     **{"series": str, "experiment": dict, "synthetic": bool, "scaler": dict},
-    **{"intervals?": {"*": dict}, "own?": {"*": str}},
+    **{"intervals?": {"*": dict}, "own?": {"*": str}, "step_seconds?": float},
 }
 LARGEST, DEEPEST = 16_384, 64  # sizes and layers of a network that is read from a file
 STALE = pd.Timedelta(days=2)  # after which the newest bars of a venue are the end of a listing; of long bars three
@@ -148,7 +148,7 @@ class TrainedModel:
                 about.get("intervals", {}),
                 verdict,
                 about["synthetic"],
-                {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256")}
+                {k: v for k, v in about.items() if k in ("version", "torch", "dates", "data_sha256", "step_seconds")}
                 | {"sha256": hashlib.sha256(content).hexdigest()},
             )
         except (foreign.Damaged, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -332,11 +332,26 @@ def _look(model: TrainedModel, given: Bars, now: pd.Timestamp) -> tuple[Series, 
         if not isinstance(given, pd.DataFrame):
             raise DataError(f"{model.series} was trained on a table; give its newest rows as a frame or a file")
         given = as_table(given, model.series, (*task.features, *task.targets))
-        newest = _after_holes(given, task)
-        return _whole_context(from_table(model.series, newest, task.features, task.targets), task, len(given)), ""
+        series = from_table(model.series, _after_holes(given, task), task.features, task.targets)
+        _check_step(series, model.about.get("step_seconds"))
+        return _whole_context(series, task, len(given)), ""
     klines = closed_bars(model.series, given, now)
     series = _whole_context(to_series(klines, task), task, len(klines.frame))
     return series, hash_bars(klines.frame.tail(task.context))
+
+
+def _check_step(series: Series, trained: float | None) -> None:
+    """Refuse rows further apart, or nearer, than those of the training; UNTIMED ones say nothing of it.
+
+    Errors: DataError.
+    """
+    if trained in (None, UNTIMED) or len(series) < 2 or 0.8 < series.step_seconds / trained < 1.25:  # months differ
+        return
+    got = "rows without times" if series.step_seconds == UNTIMED else f"{figure(series.step_seconds)} s"
+    raise DataError(
+        f"{series.name}: the model was trained on rows {figure(trained)} s apart; got {got}. Give rows as the training "
+        "had them, with their times"
+    )
 
 
 def _after_holes(table: pd.DataFrame, task: Task) -> pd.DataFrame:

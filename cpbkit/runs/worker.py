@@ -356,6 +356,7 @@ def _describe(
         "own": {name: own.fingerprint(name) for name in experiment.own_parts},
         "dates": line.dates,
         "data_sha256": line.data_sha256,
+        "step_seconds": float(series.step_seconds),
     }
 
 

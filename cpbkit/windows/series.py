@@ -26,6 +26,8 @@ TARGETS = {
     "range": ("bar_range", "own", "range"),
 }
 
+UNTIMED = 1.0  # seconds from row to row where a table has no times
+
 
 @dataclass(frozen=True)
 class Series:
@@ -91,10 +93,10 @@ def to_series(data: Klines | Trace | Table, task: Task) -> Series:
 
 
 def times_of(frame: pd.DataFrame) -> np.ndarray:
-    """Return the times of rows, (N,) datetime64[ns] in UTC; those of rows without any are a second apart."""
+    """Return the times of rows, (N,) datetime64[ns] in UTC; those of rows without any are UNTIMED apart."""
     if isinstance(frame.index, pd.DatetimeIndex):
         return frame.index.as_unit("ns").asi8.view("M8[ns]")
-    return np.datetime64(0, "ns") + np.arange(len(frame)) * np.timedelta64(1, "s")
+    return np.datetime64(0, "ns") + np.arange(len(frame)) * np.timedelta64(int(UNTIMED), "s")
 
 
 def from_klines(klines: Klines, task: Task) -> Series:

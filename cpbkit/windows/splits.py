@@ -90,12 +90,21 @@ def _splits(series: Series, task: Task, bounds: dict[str, tuple[int, int]], reac
     parts = {name: origins(series, task.context, task.horizon, *rows, reach_back) for name, rows in bounds.items()}
     for name, rows in parts.items():
         if len(rows) < MIN_WINDOWS:
-            runs = np.bincount(series.segment)
-            if series.unit != "bp" and runs.max() < task.context + task.horizon <= len(series):
+            runs, window = np.bincount(series.segment), task.context + task.horizon
+            in_pieces = runs.max() < window <= len(series)
+            if in_pieces and series.unit == "bp":
+                raise DataError(
+                    f"{series.name}: a window of {task.context} + {task.horizon} bars must be without a gap; none of "
+                    f"the {len(runs)} stretches has more than {runs.max()} bars, as of markets that close at night or over "
+                    "weekends. Ask for a shorter context; or take the prices as a table of even steps: cpbkit series "
+                    "FILE --columns Close --slide-over-gaps"
+                )
+            if in_pieces:
                 raise DataError(
                     f"{series.name}: times must be evenly apart; {len(runs) - 1} steps of {len(series)} rows differ "
                     "from the usual one, as months, business days or jittered clocks do. Take the rows "
-                    "as even steps: --slide-over-gaps, in Python frame.reset_index(drop=True)"
+                    "as even steps: --slide-over-gaps, in Python frame.reset_index(drop=True), and without a column of "
+                    "times"
                 )
             raise DataError(
                 f"{series.name}: the {name} split needs at least {MIN_WINDOWS} windows of {task.context} + "
