@@ -46,6 +46,7 @@ TIME = re.compile(  # in the head of a loop
 )
 GIVING = re.compile(r"\b(yield|return)\b")
 MAPPING = re.compile(r"\bmap\(")
+PILED = 10  # hooks of one module or weight, where every so many steps bring one
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PADDING = (  # lines that fill rows up
     r"^(?!.*(Parameter|Embedding|mask)).*"
@@ -650,9 +651,9 @@ def _find_keeping(backward: Line) -> int:
 
 
 def _rise(points: list[tuple[int, int]]) -> float:
-    """Return by how much the last of (steps, number) grows a step, where it grew as before; else 0."""
+    """Return by how much the last of (steps, number) grows a step, where it grew as before and is many; else 0."""
     before, rise = _slopes(points[-3:]) if len(points) > 2 else (0.0, 0.0)
-    return rise if min(before, rise) > 0.5 else 0.0
+    return rise if min(before, rise) > 0.5 or (points[-1][1] >= PILED and 0 < rise < 2 * before) else 0.0
 
 
 def _slopes(points: list[tuple[int, int]]) -> tuple[float, ...]:

@@ -95,9 +95,9 @@ def _splits(series: Series, task: Task, bounds: dict[str, tuple[int, int]], reac
             if in_pieces and series.unit == "bp":
                 raise DataError(
                     f"{series.name}: a window of {task.context} + {task.horizon} bars must be without a gap; none of "
-                    f"the {len(runs)} stretches has more than {runs.max()} bars, as of markets that close at night or over "
-                    "weekends. Ask for a shorter context; or take the prices as a table of even steps: cpbkit series "
-                    "FILE --columns Close --slide-over-gaps"
+                    f"the {len(runs)} stretches has more than {runs.max()} bars, as of markets that close at "
+                    "night or over weekends. Ask for a shorter context; or take the prices as a table of even steps: "
+                    "cpbkit series FILE --columns Close --slide-over-gaps"
                 )
             if in_pieces:
                 raise DataError(
