@@ -973,19 +973,19 @@ def test_many_rows_without_gradients_are_a_validation_where_their_error_is_told(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("of", ["a layer", "a weight", "a layer, taken off"])
+@pytest.mark.parametrize("of", ["a layer", "a weight", "a layer, now and then", "a layer, taken off"])
 def test_hooks_that_pile_up_are_named_and_one_that_is_taken_off_is_not(of):
     model, optimizer, batches = make()
     with watch(tell=False) as w:
-        for x, y in lasting(batches * 30):
+        for at, (x, y) in enumerate(lasting(batches * 30)):
             if of == "a weight":
                 model[0].weight.register_hook(lambda _: None)
-            else:
+            elif at % 7 == 0 or of != "a layer, now and then":
                 handle = model[0].register_forward_hook(lambda *_: None)
             step(model, optimizer, x, y)
             if of == "a layer, taken off":
                 handle.remove()
-    assert (w.notes.add_up().hooks > 0.5) == (of != "a layer, taken off")
+    assert (w.notes.add_up().hooks > 0.1) == (of != "a layer, taken off")
     if of != "a layer, taken off":
         line = line_of("model[0].weight." + "register_hook")
         assert w.diagnosis.reason == "hooks" and f"{HERE.name}:{line}" in w.diagnosis.text

@@ -93,7 +93,9 @@ def _find_faults(seen: Seen) -> Iterator[Cause]:
         kind = f"UNSOUND_TRAINING/{unsound.reason}"
         yield _cause(2.0 - rank / 10, kind, unsound.text, line, "a training that learns", unsound.cure, NAN)
     if seen.hooks:
-        text = f"Hooks pile up: {seen.hooks:.2g} more on a module at each step, which then calls all of them"
+        steps = max(1, round(1 / seen.hooks))
+        when = "at each step" if steps == 1 else f"every {steps} steps"
+        text = f"Hooks pile up: {max(1, seen.hooks):.2g} more on a module {when}, which then calls all of them"
         cure = "register a hook once, before the loop; or take it off again: handle = ...; handle.remove()"
         yield _cause(1.1, "PYTHON_OR_IO_IN_STEP/hooks", text, seen.hooks_line, "one hook", cure, NAN)
 
