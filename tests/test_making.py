@@ -193,6 +193,48 @@ def test_each_column_of_a_table_that_tells_too_much_is_named(load):
     assert alarm.evidence.endswith(". Likewise `smooth` of `load`"), alarm.evidence
 
 
+@pytest.mark.parametrize("lead", [2, 3, 8])
+def test_a_column_that_is_the_target_some_rows_ahead_is_named_with_its_lead(lead):
+    rng = np.random.default_rng(1)
+    walk = pd.DataFrame({"load": rng.normal(size=1200).cumsum()})
+    spoilt = walk.assign(helper=walk["load"].shift(-lead) + 0.1 * rng.normal(size=1200)).dropna()
+    alarm = making.check_telling(Table("walk", spoilt), table_task(spoilt))
+    assert alarm.verdict == "FAIL", alarm.evidence
+    said = f"`helper` ranks the move of `load` {lead} rows ahead with a correlation of 0.9"
+    assert alarm.evidence.startswith(said) and "above 0.75: it knows that row, unless" in alarm.evidence
+    copied = walk.assign(helper=walk["load"].shift(lead)).dropna()
+    assert making.check_telling(Table("walk", copied), table_task(copied)).verdict == "NOTE"  # its own past
+
+
+def test_honest_columns_of_a_seasonal_table_know_no_later_row():
+    rng, rows = np.random.default_rng(2), np.arange(1600)
+    shape = 10 * rng.normal(size=96)  # of a day of quarters of an hour, longer than the past that is removed
+    load = pd.Series(50 + shape[rows % 96] + 4 * (rows // 96 % 7 < 5) + rng.normal(size=len(rows)))
+    clock = {
+        "sine": np.sin(rows * np.pi / 48),
+        "hour": rows % 96 // 4,
+        "open": rows % 96 >= 48,
+        "shape": shape[rows % 96],
+    }
+    copies = {"yesterday": load.shift(96), "yesterday, 12 on": load.shift(84), "mean": load.rolling(96).mean()}
+    honest = pd.DataFrame({"load": load, **clock, **copies}).astype(float).dropna()
+    told = making.check_telling(Table("city", honest), table_task(honest))
+    assert told.verdict == "OK", told.evidence
+    spoilt = honest.assign(helper=honest["load"].shift(-12)).dropna()
+    alarm = making.check_telling(Table("city", spoilt), table_task(spoilt))
+    assert alarm.verdict == "FAIL" and alarm.evidence.startswith("`helper` ranks the move of `load` 12 rows ahead")
+    assert "Likewise" not in alarm.evidence
+
+
+@pytest.mark.parametrize(("lead", "horizon"), [(3, 1), (8, 1), (12, 10)])
+def test_a_finished_column_that_holds_a_later_close_is_an_alarm(lead, horizon):
+    made = make_market(["BTCUSDT"], ["1h"], "2025-01-01", "2025-02-01")["BTCUSDT_1h"]
+    frame = made.frame.assign(mystery=made.frame["close"].shift(-lead))
+    real = dataclasses.replace(made, frame=frame, passport=dataclasses.replace(made.passport, synthetic=False))
+    alarm = making.check_telling(real, Task(features=("close_return", "mystery"), horizon=horizon))
+    assert alarm.verdict == "FAIL" and f"`mystery` ranks the move of the bar {lead} ahead" in alarm.evidence
+
+
 def test_honest_columns_and_functions_of_a_table_raise_no_alarm(load, file):
     source = "def mean(table):\n    return table['load'].rolling(9).mean()\n"
     task = table_task(load, f"{file(source)}:mean")
