@@ -360,7 +360,8 @@ def _find_small_batch(seen: Seen) -> Iterator[Cause]:
     if 0 < samples <= SMALL_BATCH and not one_by_one and seen.starting > STARTING_FEW:
         kind = f"{'SAMPLE_BY_SAMPLE' if samples == 1 else 'HOST_BOUND'}/SMALL_BATCH"
         text = f"Each step trains on {counted(samples, 'sample')}, and starting operators is most of it"
-        yield _cause(0.35, kind, text, line, "a batch", "DataLoader(..., batch_size=64)", seen.model)
+        cure = "DataLoader(..., batch_size=64); of samples in a list, one step on torch.stack(samples)"
+        yield _cause(0.35, kind, text, line, "a batch", cure, seen.model)
 
 
 def _find_operators(seen: Seen) -> Iterator[Cause]:
