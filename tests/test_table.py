@@ -162,6 +162,12 @@ def test_a_table_is_forecast_from_rows_as_far_apart_as_those_of_the_training(tmp
             run["7"].forecast(odd)
     plain = cpb.sweep("quick", data={"load": newest.reset_index(drop=True)}, folder=tmp_path / "plain", **small)
     assert plain["load"].forecast(newest).frame.index.equals(want.index), "of even steps, times may come later"
+    counted = plain["load"].forecast(newest.reset_index(drop=True))
+    assert list(counted.frame.index) == [600, 601] and [bar["time"] for bar in counted.to_dict()["bars"]] == [
+        "600",
+        "601",
+    ]
+    assert str(counted).startswith("load, from row 599\n") and "1970" not in str(counted) + counted._repr_html_()
 
 
 def test_names_of_tables_are_told_what_they_may_be():

@@ -54,8 +54,10 @@ class Forecast:
     """The next bars of one series, with a prediction interval."""
 
     series: str
-    frame: pd.DataFrame  # H rows by bar start (UTC); of each target its level, target_low, target_high, target_q0.05
-    last_bar: pd.Timestamp  # start of the last closed bar that the model saw, UTC
+    # H rows by bar start (UTC), of a table without times by number; of each target its level, target_low, target_high,
+    # target_q0.05.
+    frame: pd.DataFrame
+    last_bar: pd.Timestamp | int  # start of the last closed bar that the model saw, UTC; or number of the last row
     last: dict[str, float]  # the level of each target then: what persistence forecasts
     nominal: float | None  # share of bars that the interval should hold; None where the model knows no interval
     coverage: float | None  # share that it held in the test split
@@ -71,7 +73,9 @@ class Forecast:
         return {**told, "last_bar": last, "bars": rows}
 
     def _written(self) -> list[str]:
-        """Write the times of the last bar and of those that are forecast, all of them alike."""
+        """Write the times of the last bar and of those that are forecast, all of them alike; or the numbers of rows."""
+        if not isinstance(self.last_bar, pd.Timestamp):
+            return [str(row) for row in (self.last_bar, *self.frame.index)]
         times = self.frame.index.insert(0, self.last_bar).tz_localize(None)
         unit = "minutes" if (times == times.floor("min")).all() else "milliseconds"
         return [time.isoformat(timespec=unit) for time in times]
@@ -84,7 +88,10 @@ class Forecast:
             held = f"low to high: a {100 * self.nominal:.0f} % interval"
             if self.coverage is not None:
                 held += f", which held {100 * self.coverage:.1f} % of the test bars"
-        head = f"{self.series}, from the bar of {self._written()[0].replace('T', ' ')} UTC{made_up}"
+        last = f"row {self.last_bar}"
+        if isinstance(self.last_bar, pd.Timestamp):
+            last = f"the bar of {self._written()[0].replace('T', ' ')} UTC"
+        head = f"{self.series}, from {last}{made_up}"
         return head, list(filter(None, [held, self.verdict]))
 
     def __str__(self) -> str:
@@ -93,7 +100,8 @@ class Forecast:
 
     def _repr_html_(self) -> str:
         head, notes = self._around()
-        bars = self.frame.tz_localize(None).rename_axis(None)  # of UTC, which the head says
+        timed = isinstance(self.last_bar, pd.Timestamp)
+        bars = (self.frame.tz_localize(None) if timed else self.frame).rename_axis(None)  # of UTC, which the head says
         table = bars.style.format(figure, escape="html").to_html()
         return f"<div><b>{html.escape(head)}</b>{table}<small>{'<br>'.join(map(html.escape, notes))}</small></div>"
 
@@ -347,7 +355,7 @@ def _check_step(series: Series, trained: float | None) -> None:
     """
     if trained in (None, UNTIMED) or len(series) < 2 or 0.8 < series.step_seconds / trained < 1.25:  # months differ
         return
-    got = "rows without times" if series.step_seconds == UNTIMED else f"{figure(series.step_seconds)} s"
+    got = f"{figure(series.step_seconds)} s" if series.is_timed else "rows without times"
     raise DataError(
         f"{series.name}: the model was trained on rows {figure(trained)} s apart; got {got}. Give rows as the training "
         "had them, with their times"
@@ -431,7 +439,11 @@ def _in_levels(model: TrainedModel, series: Series, y: np.ndarray, seen: str) ->
     half = np.full_like(y, np.nan)
     for head, known in model.prediction_intervals.items():
         half[:, series.columns.get(head, [])] = known["half_width"]
-    times = pd.DatetimeIndex(series.times[-1] + step * np.arange(1, len(y) + 1), name="open_time").tz_localize("UTC")
+    times = pd.DatetimeIndex(series.times[-1] + step * np.arange(len(y) + 1), name="open_time").tz_localize("UTC")
+    last, rows = times[0], times[1:]
+    if not series.is_timed:
+        last = int(series.times[-1].astype("datetime64[s]").astype(np.int64))
+        rows = pd.RangeIndex(last + 1, last + 1 + len(y), name="row")
     table = {}
     for k, target in enumerate(series.targets):
         table[target] = back(anchor[k] + y[:, k])
@@ -443,8 +455,8 @@ def _in_levels(model: TrainedModel, series: Series, y: np.ndarray, seen: str) ->
     known = next(iter(model.prediction_intervals.values()), {})
     return Forecast(
         series=model.series,
-        frame=pd.DataFrame(table, index=times),
-        last_bar=pd.Timestamp(series.times[-1], tz="UTC"),
+        frame=pd.DataFrame(table, index=rows),
+        last_bar=last,
         last=dict(zip(series.targets, back(series.levels[-1]).tolist(), strict=True)),
         nominal=known.get("nominal"),
         coverage=known.get("coverage"),

@@ -57,6 +57,11 @@ class Series:
         """The bar length in ns."""
         return round(self.step_seconds * SECOND_NS)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether rows have times of their own; those of rows without any count from 1970."""
+        return self.step_seconds != UNTIMED or self.times[-1] > np.datetime64("1971")
+
     @functools.cached_property
     def columns(self) -> dict[str, list[int]]:
         """The places of the targets of each head."""
