@@ -444,22 +444,39 @@ def test_numbers_are_read_as_people_write_them_and_told(tmp_path, caplog):
     ):
         assert table(tmp_path, f"day\tx\n2025-01-01\t{first}\n2025-01-02\t{second}\n")["x"].tolist() == want
         assert f"numbers were read as they are written: x ({first!r} as {want[0]:,})" in caplog.text
+    days = pd.date_range("2025-01-01", periods=2)
+    assert arrange(pd.DataFrame({"x": ["1,017.25", "3"]}, index=days), "load")["x"].tolist() == [1017.25, 3]
     words = 'day,x,place,code\n2025-01-01,1,"Berlin, Mitte",12K1\n2025-01-02,2,"Bonn, Nord",12K2\n'
     assert list(table(tmp_path, words)) == ["x"]
 
 
-@pytest.mark.parametrize("other", ["", ";7,75"])
-def test_points_that_end_thousands_are_no_decimals(tmp_path, other):
-    def read(*cells):
-        rows = [f"2025-01-01 {i:02d}:00;{cell}{other}\n" for i, cell in enumerate(cells)]
-        return table(tmp_path, f"time;load{';temperature' if other else ''}\n" + "".join(rows))["load"].tolist()
+def test_points_end_thousands_only_where_a_cell_of_the_file_has_both(tmp_path, caplog):
+    def read(*rows, columns="load;price"):
+        told = [f"2025-01-01 {i:02d}:00;{row}\n" for i, row in enumerate(rows)]
+        return table(tmp_path, f"time;{columns}\n" + "".join(told)).to_dict("list")
 
-    assert read("1.017", "822", "1.165", "635", "12.345.678") == [1017, 822, 1165, 635, 12345678]
-    assert read("1.017", "822", "1.165", "635") == [1017, 822, 1165, 635]
-    if not other:
-        assert read("1.017", "1.165", "2.500") == [1.017, 1.165, 2.5]
-        assert read("1.017", "822", "1.16") == [1.017, 822, 1.16]
-        assert read("0.017", "822", "1.165") == [0.017, 822, 1.165]
+    both = read("1.819;42.489,00", "890;42.512,50", "12.345.678;900,25")
+    assert both == {"load": [1819, 890, 12345678], "price": [42489, 42512.5, 900.25]}
+    assert read("1.125;0,5", "2.250;0,7") == {"load": [1.125, 2.25], "price": [0.5, 0.7]}
+    assert read("1.125;Berlin, Mitte", "2.250;Bonn, Nord") == {"load": [1.125, 2.25]}
+    for plain in (["230.501", "230.626"], ["99.500", "100.250", "100.000"], ["1.25", "822", "3.75"], ["0.017", "822"]):
+        caplog.clear()
+        assert read(*plain, columns="load")["load"] == list(map(float, plain))
+        assert "thousands" not in caplog.text
+    assert read("1.017", "822", "1.165", "635", columns="load")["load"] == [1.017, 822, 1.165, 635]
+    assert "load has whole numbers such as 822, and 1.017: if that point ends thousands, write 1017" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        *("5B 6B", "1.5 2,5", "1,234.56 1.234,56", "52.5,13.4 52.6,13.5", "192.168.100.101 192.168.100.102"),
+        *("1.200.300 1.2.3", "030_123456 040_123456", "2024_01_01 2024_01_02", "12'30 5'00", "00_12 00_13"),
+    ],
+)
+def test_labels_and_cells_written_in_two_ways_are_no_numbers(cells):
+    column = [cell.replace("_", " ") for cell in cells.split()]
+    assert list(arrange(pd.DataFrame({"x": [1.0, 2.0], "code": column}), "load")) == ["x"]
 
 
 def test_seconds_since_1970_are_times_by_name_only(tmp_path):

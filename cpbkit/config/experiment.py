@@ -278,7 +278,7 @@ class Experiment:
 
         Errors: CpbkitError for a file that is no experiment, and for TOML before Python 3.11; OSError.
         """
-        if not Path(path).is_file():
+        if not Path(path).exists():
             raise CpbkitError(f"no file {path}, which was to be an experiment")
         with open(path, "rb") as file:
             content = file.read(FILE_SIZE + 1)

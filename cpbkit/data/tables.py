@@ -14,7 +14,7 @@ import zlib
 import zoneinfo
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from xml.etree.ElementTree import ParseError
 
 import numpy as np
@@ -48,8 +48,12 @@ NOTED = 4 << 20  # bytes of what pandas noted; parsed it takes thirty times as m
 SHEETS, SHEET_COLUMNS, SHEET_BLANKS = 100, 100, 1000  # of Excel: sheets, their columns, rows that may be empty
 SYMBOL = -1  # the column of symbols where columns are numbered
 NOTHING = ("", "-", "—", "null", "NULL", "None", "nan")  # cells that mean none
-THOUSANDS = r"-?[1-9]\d{0,2}(\.\d{3})+"  # ended by points, or three decimals
-SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+THOUSANDS = r"[1-9]\d{0,2}(\.\d{3})+"  # ended by points, where these do not stand before three decimals
+WITH_COMMAS = rf"-?({THOUSANDS}|\d+)(,\d+)?(e[-+]?\d+)?"  # numbers with a comma before the decimals
+WITH_POINTS = r"-?([1-9]\d{0,2}(,\d{3})+|\d*)(\.\d*)?(e[-+]?\d+)?"
+GROUPED = r"(-?[1-9]\d{0,2})((?:[\s\u00a0\u202f'’]\d{3})+)(?!\d)"  # thousands ended by blanks or apostrophes
+SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # factors that stand after a number
+MIXED = 0.02  # least share of whole numbers; of three decimals one number in a thousand is whole by chance
 _TANGLED = (KeyError, TypeError, RecursionError, OverflowError)  # of nested or huge JSON, of what pandas noted
 _IS_BRACKET = np.isin(np.arange(256), list(b"[]{}"))
 SYMBOL_KEYS = (  # of JSON, beside the rows: one name, or two that make one
@@ -101,7 +105,7 @@ def arrange(
     if odd := next((column for column in chosen if ":" in column), None):
         raise DataError(f"{name}: a column's name may have no ':', by which own parts are named; rename {odd!r}")
     values = pd.DataFrame({column: read_numbers(table[column], column, name, _as_written) for column in chosen})
-    _tell_written(table[chosen], values, name)
+    _tell_how_read(table[chosen], values, name)
     if time is not None:
         index = times.read_times(table[time], name).rename(time)
     elif index is not None:
@@ -129,7 +133,7 @@ def _tell_apart(table: pd.DataFrame, index: pd.Index) -> str:
     for column in table:
         key = table[column].astype(str).to_numpy()
         count = len(pd.unique(key))
-        many = 1 < count and 2 * len(key) >= count * index.nunique()  # each has most of the times
+        many = 1 < count < index.nunique() and len(key) >= 0.8 * count * index.nunique()  # each at nearly all times
         if many and not pd.MultiIndex.from_arrays([index, key]).has_duplicates:
             each = f"rows.drop(columns={column!r}) for key, rows in frame.groupby({column!r})"
             return f"{column} tells {count} series apart, a file each; in Python data={{key: {each}}}"
@@ -197,19 +201,41 @@ def _are_numbers(column: pd.Series) -> bool:
 
 
 def _as_written(column: pd.Series) -> pd.Series:
-    """Read numbers by how their own column is written; NaN for what is none."""
-    return read_written(column, has_decimal_commas(column.dropna().astype(str)))
+    """Read numbers by how their own column is written, all of it alike; NaN for what is none."""
+    values, nothing = read_written(column, sizes=False), _is_nothing(column)  # 5B may name a house
+    if (values.notna() | nothing).all() or not column.astype(str).str.contains(",", regex=False).any():
+        return values
+    by_commas = read_written(column, commas=True, sizes=False)
+    return by_commas if (by_commas.notna() | nothing).all() else values
 
 
-def _tell_written(table: pd.DataFrame, values: pd.DataFrame, name: str) -> None:
-    """Say of columns that people wrote how they were read, with a cell of each."""
+def _tell_how_read(table: pd.DataFrame, values: pd.DataFrame, name: str) -> None:
+    """Say how columns were read that people wrote, and which may have been read amiss."""
     told = []
     for column, cells in table.items():
-        odd = cells[pd.to_numeric(cells, errors="coerce").isna() & ~_is_nothing(cells)]
-        if len(odd):
-            told.append(f"{column} ({str(odd.iloc[0])[:20]!r} as {values[column][odd.index[0]]:,})")
+        if not pd.api.types.is_numeric_dtype(cells):
+            odd = np.flatnonzero(pd.to_numeric(cells, errors="coerce").isna() & ~_is_nothing(cells))
+            if len(odd):
+                told.append(f"{column} ({str(cells.iloc[odd[0]])[:20]!r} as {values[column].iloc[odd[0]]:,})")
+        if (pair := _find_mixed(values[column].to_numpy())) is not None:
+            log.warning(
+                "%s: %s has whole numbers such as %d, and %.3f: if that point ends thousands, write %d",
+                *(name, column, *pair, round(1000 * pair[1])),
+            )
     if told:
         log.warning("%s: numbers were read as they are written: %s", name, ", ".join(told))
+
+
+def _find_mixed(values: np.ndarray) -> tuple[float, float] | None:
+    """Return a whole number below 1000 and one with three decimals of a column that has nothing else: 822, 1.017."""
+    size = np.abs(values[np.isfinite(values)])
+    parts, whole = size[size % 1 != 0], size[size % 1 == 0]
+    if not len(parts) or len(whole) < MIXED * len(size) or size.max() >= 1000 or parts.min() < 1 or whole.max() < 100:
+        return None
+    if (np.abs(1000 * parts - np.rint(1000 * parts)) > 1e-6).any():
+        return None
+    fine = parts[np.abs(100 * parts - np.rint(100 * parts)) > 1e-6]  # of two decimals there are none
+    return (whole.max(), fine[0]) if 2 * len(fine) > len(parts) else None
 
 
 def _counts_rows(column: pd.Series) -> bool:
@@ -597,49 +623,31 @@ def _from_text(blob: bytes) -> pd.DataFrame:
     cells_below = pd.Series([cell for row in rows[1:] for cell in row], dtype=str)
     columns = zip(*(row for row in rows[1:] if len(row) == width), strict=True)
     commas = has_decimal_commas(cells_below) or any(map(_have_all_commas, columns))
-    pointed = cells_below.str.fullmatch(r"-?[\d,]*\.\d+") & ~cells_below.str.fullmatch(THOUSANDS)
-    decimal = "," if separator == ";" and commas and not pointed.any() else "."  # else a comma ends thousands
-    arguments |= dict(header=header, index_col=False, dtype=clocks or None)
+    pointed = cells_below.str.fullmatch(r"-?[\d,]*\.\d+")  # then a comma ends thousands
+    both = cells_below.str.fullmatch(rf"-?{THOUSANDS},\d+").any()  # 1.234,5: then so does a point
+    if both:
+        pointed &= ~cells_below.str.fullmatch(f"-?{THOUSANDS}")
+    decimal = "," if separator == ";" and commas and not pointed.any() else "."
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            table = pd.read_csv(buffer, decimal=decimal, **arguments)
+            table = pd.read_csv(
+                buffer, header=header, index_col=False, decimal=decimal, dtype=clocks or None, **arguments
+            )
         except pd.errors.ParserWarning:  # pandas would drop the cells that are too many
             raise ValueError(f"its rows have more cells than the {width} names of its columns") from None
-        if decimal == ",":
-            places = [i for i in range(table.shape[1]) if not pd.api.types.is_numeric_dtype(table.dtypes.iloc[i])]
-            return _read_thousands(table, table, places)
-        places = [i for i in range(table.shape[1]) if separator != "," and _may_lack_thousands(table.iloc[:, i])]
-        buffer.seek(0)
-        return _read_thousands(table, pd.read_csv(buffer, **arguments | {"dtype": str}), places) if places else table
-
-
-def _may_lack_thousands(column: pd.Series) -> bool:
-    """Say whether points of a column that were read as decimals may have ended thousands: 1.017 beside 822."""
-    if not pd.api.types.is_float_dtype(column):
-        return False
-    size = column.dropna().abs()
-    parts = size[size % 1 != 0]
-    three = (1000 * parts - (1000 * parts).round()).abs() < 1e-6
-    return bool(len(parts) > 1 and three.all() and size.between(100, 999).any() and (size < 1000).all())
-
-
-def _read_thousands(table: pd.DataFrame, text: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
-    """Return a table in which columns of text whose points end thousands, all of them, are numbers."""
-    for place in places:
-        cells = text.iloc[:, place].astype(str).str.strip()
-        told = cells.where(text.iloc[:, place].notna() & ~cells.isin(NOTHING)).dropna()
-        if len(told) and told.str.fullmatch(rf"-?(\d{{1,3}}|{THOUSANDS})(,\d+)?").all() and "." in "".join(told[:1000]):
-            table.isetitem(place, read_written(text.iloc[:, place], commas=True))
+    for place in range(table.shape[1]) if both and decimal == "," else ():
+        cells = table.iloc[:, place]
+        if not pd.api.types.is_numeric_dtype(cells):
+            values = read_written(cells, commas=True)
+            if values.notna().any() and (values.notna() | _is_nothing(cells)).all():
+                table.isetitem(place, values)
     return table
 
 
 def has_decimal_commas(text: pd.Series) -> bool:
-    """Say whether one of many cells has a comma where thousands cannot end, or is a number with two points."""
-    text = text.str.strip()
-    if text.str.fullmatch(rf"{THOUSANDS}\.\d{{3}}(,\d+)?").any():
-        return True
-    text = text[text.str.contains(",", regex=False)]
+    """Say whether one of many cells has a comma where thousands cannot end."""
+    text = text.str.strip()[text.str.contains(",", regex=False)]
     return bool(len(text)) and not text.str.fullmatch(r"\D*[1-9]\d{0,2}(,\d{3})+(\.\d+)?\D*").all()
 
 
@@ -649,19 +657,21 @@ def _have_all_commas(cells: Sequence[str]) -> bool:
     return len(numbers) > 1 and all("," in number for number in numbers)
 
 
-def read_written(column: pd.Series, commas: bool = False) -> pd.Series:
-    """Read numbers as people and sites write them: 1,234.5, 1.234,5 (commas: before the decimals), $1.20, 7 %, 89.12K.
+def read_written(column: pd.Series, commas: bool = False, sizes: bool = True) -> pd.Series:
+    """Read numbers as people and sites write them: 1,234.5, 1.234,5 (commas: before the decimals), $1.20, 7 %.
 
-    NaN for what is none.
+    sizes: also 89.12K. NaN for what is none: a point or comma that stands elsewhere would shift what it is read as.
     """
-    text = column.astype(str).str.strip().str.replace(r"^[$€£¥]\s*|[\s\u00a0\u202f'’]|[%€]$", "", regex=True)
-    size = text.str[-1:].str.upper().map(SIZES).fillna(1.0)
-    text = text.where(size == 1.0, text.str[:-1])
+    text = column.astype(str).str.strip().str.replace(r"^[$€£¥]\s*|\s*[%€]$", "", regex=True)
+    size: Any = 1.0
+    if sizes:
+        size = text.str[-1:].str.upper().map(SIZES).fillna(1.0)
+        text = text.where(size == 1.0, text.str[:-1].str.strip())
+    text = text.str.replace(GROUPED, lambda found: re.sub(r"[^\d-]", "", found[0]), regex=True)
+    whole = text.str.fullmatch(WITH_COMMAS if commas else WITH_POINTS, flags=re.IGNORECASE)
     if commas:
-        text = text.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-    else:
-        text = text.where(~text.str.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?"), text.str.replace(",", "", regex=False))
-    return pd.to_numeric(text, errors="coerce") * size
+        text = text.str.replace(".", "", regex=False)
+    return pd.to_numeric(text.str.replace(",", "." if commas else "", regex=False).where(whole), errors="coerce") * size
 
 
 def _is_nothing(column: pd.Series) -> pd.Series:

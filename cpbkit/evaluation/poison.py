@@ -24,6 +24,14 @@ class Finding:
 class Findings(pd.DataFrame):
     """What an audit found, a row per `Finding`; printed in lines, for evidence is too long for a column."""
 
+    @property
+    def _constructor(self) -> type["Findings"]:  # of its parts, as pandas asks for
+        return Findings
+
+    def _repr_html_(self) -> str | None:
+        with pd.option_context("display.max_colwidth", None):
+            return super()._repr_html_()
+
     def __repr__(self) -> str:
         if list(self) != [field.name for field in fields(Finding)]:  # a part of it
             return super().__repr__()

@@ -653,7 +653,7 @@ def _find_keeping(backward: Line) -> int:
 def _rise(points: list[tuple[int, int]]) -> float:
     """Return by how much the last of (steps, number) grows a step, where it grew as before and is many; else 0."""
     before, rise = _slopes(points[-3:]) if len(points) > 2 else (0.0, 0.0)
-    return rise if min(before, rise) > 0.5 or (points[-1][1] >= PILED and 0 < rise < 2 * before) else 0.0
+    return rise if min(before, rise) > 0.5 or (points[-1][1] >= PILED and before / 2 < rise < 2 * before) else 0.0
 
 
 def _slopes(points: list[tuple[int, int]]) -> tuple[float, ...]:

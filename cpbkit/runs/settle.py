@@ -93,8 +93,8 @@ def settle(
     if read and not any(map(is_bars, read.values())):
         named = settings.get("features", ()) and settings.get("targets", ())
         columns = (*settings["features"], *settings["targets"]) if named else ()
-        for name in read:
-            _check_table_name(name)
+        for name in data or {}:
+            _check_table_name(str(name))
         own = {name: Table(name, as_table(table, name, columns)) for name, table in read.items()}
         frames = {name: table.frame for name, table in own.items()}
         base, settings = suit_rate(base, settings), suit_tables(frames, settings)

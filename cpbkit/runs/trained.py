@@ -353,7 +353,7 @@ def _check_step(series: Series, trained: float | None) -> None:
 
     Errors: DataError.
     """
-    if trained in (None, UNTIMED) or len(series) < 2 or 0.8 < series.step_seconds / trained < 1.25:  # months differ
+    if trained in (None, UNTIMED) or len(series) < 2 or math.isclose(series.step_seconds, trained, rel_tol=0.01):
         return
     got = f"{figure(series.step_seconds)} s" if series.is_timed else "rows without times"
     raise DataError(
