@@ -230,7 +230,9 @@ def _find_mixed(values: np.ndarray) -> tuple[float, float] | None:
     """Return a whole number below 1000 and one with three decimals of a column that has nothing else: 822, 1.017."""
     size = np.abs(values[np.isfinite(values)])
     parts, whole = size[size % 1 != 0], size[size % 1 == 0]
-    if not len(parts) or len(whole) < MIXED * len(size) or size.max() >= 1000 or parts.min() < 1 or whole.max() < 100:
+    if not len(parts) or len(whole) < MIXED * len(size) or not 100 <= whole.max() < 1000:
+        return None
+    if parts.min() < 1 or parts.max() >= 100:
         return None
     if (np.abs(1000 * parts - np.rint(1000 * parts)) > 1e-6).any():
         return None
