@@ -369,21 +369,22 @@ def forecast(folder, symbols, intervals, series, bars, trust_code, as_json):
     from cpbkit.runs.trained import forecast_able
 
     run = open_run(folder, trust_code)
-    parts = {name: name.rpartition("_")[::2] for name in run if not series or name in series}
+    known = list(run)  # read once: each time reads the ledger
+    parts = {name: name.rpartition("_")[::2] for name in known if not series or name in series}
     for name in series or ():
-        check_name("series", name, list(run))
+        check_name("series", name, known)
     for each, place in ((symbols, 0), (intervals, 1)):
         for name in each or ():
             if name not in {pair[place] for pair in parts.values()}:
-                raise CpbkitError(f"{folder} has no model of {name}; it has {', '.join(run) or 'none'}")
+                raise CpbkitError(f"{folder} has no model of {name}; it has {', '.join(known) or 'none'}")
     chosen = [
         name
         for name, (symbol, interval) in parts.items()
         if (not symbols or symbol in symbols) and (not intervals or interval in intervals)
     ]
     if not chosen:
-        none = f"{folder} has no finished model yet; {run!r}"
-        raise CpbkitError(f"{folder} has no model that is chosen; it has {', '.join(run)}" if [*run] else none)
+        why = f"no model that is chosen; it has {', '.join(known)}" if known else f"no finished model yet; {run!r}"
+        raise CpbkitError(f"{folder} has {why}")
     if bars and len(chosen) > 1:
         raise click.UsageError(f"--bars goes with one series; choose one of {', '.join(chosen)}: --series {chosen[0]}")
     with status_line() as say:

@@ -22,7 +22,6 @@ COINS = tuple("BTC ETH BNB XRP LTC ADA SOL DOGE AVAX LINK UNI ATOM NEAR DYDX ARB
 SYMBOLS = tuple(f"{coin}USDT" for coin in COINS)
 OHLC = ("open", "high", "low", "close")
 OHLC_RETURNS = ("open_return", "high_return", "low_return", "close_return")
-NAME = r"\w{1,40}"  # of a series and its parts
 MAX_SERIES = 100_000  # of a run: a stranger's file of a megabyte could name thousands of millions
 
 
@@ -60,7 +59,13 @@ class Data:
         }
         for kind, (names, example) in kinds.items():
             for name in names:  # they become names of files
-                if not re.fullmatch(NAME, name):
+                if not re.fullmatch(r"\w{1,40}", name):
+                    if self.source == "table":
+                        plain = re.sub(r"\W+", "_", name).strip("_")[:40] or "load"
+                        raise UnknownName(
+                            "a table's name becomes that of files: up to 40 letters, digits and '_', such as "
+                            f"{plain!r}; got {name!r}"
+                        )
                     plain = re.sub(r"\W|_", "", name).upper()
                     hint = f" (did you mean {plain}?)" if kind == "symbol" else ""
                     raise UnknownName(f"{kind} must be written like {example}; got {name!r}{hint}")

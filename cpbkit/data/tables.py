@@ -197,16 +197,16 @@ def _are_numbers(column: pd.Series) -> bool:
     if (pd.to_numeric(column, errors="coerce").isna() == column.isna()).all():
         return True
     some = column.dropna().iloc[:50].astype(str)  # of words few are numbers
-    return bool(_as_written(some).notna().any() and (_as_written(column).notna() | _is_nothing(column)).all())
+    return bool(_as_written(some).notna().any()) and _are_read(_as_written(column), column)
 
 
 def _as_written(column: pd.Series) -> pd.Series:
     """Read numbers by how their own column is written, all of it alike; NaN for what is none."""
-    values, nothing = read_written(column, sizes=False), _is_nothing(column)  # 5B may name a house
-    if (values.notna() | nothing).all() or not column.astype(str).str.contains(",", regex=False).any():
+    values = read_written(column, sizes=False)  # 5B may name a house
+    if _are_read(values, column) or not column.astype(str).str.contains(",", regex=False).any():
         return values
     by_commas = read_written(column, commas=True, sizes=False)
-    return by_commas if (by_commas.notna() | nothing).all() else values
+    return by_commas if _are_read(by_commas, column) else values
 
 
 def _tell_how_read(table: pd.DataFrame, values: pd.DataFrame, name: str) -> None:
@@ -642,7 +642,7 @@ def _from_text(blob: bytes) -> pd.DataFrame:
         cells = table.iloc[:, place]
         if not pd.api.types.is_numeric_dtype(cells):
             values = read_written(cells, commas=True)
-            if values.notna().any() and (values.notna() | _is_nothing(cells)).all():
+            if values.notna().any() and _are_read(values, cells):
                 table.isetitem(place, values)
     return table
 
@@ -674,6 +674,11 @@ def read_written(column: pd.Series, commas: bool = False, sizes: bool = True) ->
     if commas:
         text = text.str.replace(".", "", regex=False)
     return pd.to_numeric(text.str.replace(",", "." if commas else "", regex=False).where(whole), errors="coerce") * size
+
+
+def _are_read(values: pd.Series, column: pd.Series) -> bool:
+    """Say whether each cell of a column became a number, or means none."""
+    return bool((values.notna() | _is_nothing(column)).all())
 
 
 def _is_nothing(column: pd.Series) -> pd.Series:

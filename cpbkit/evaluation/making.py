@@ -149,7 +149,7 @@ def _find_telling(series: Series, horizon: int) -> list[tuple[float, str, str, i
     if len(series) - 1 - LAGS < ENOUGH:
         return []
     inputs = np.concatenate([series.inputs, np.diff(series.inputs, axis=0, prepend=series.inputs[:1])], axis=1)
-    leads = range(2, min(_furthest(horizon), (len(series) - LAGS) // ROWS_PER_LEAD) + 1)
+    leads = _later_leads(horizon, len(series) - LAGS)
     new = slice(-MOST_ROWS, None)
     for level, target in zip(series.levels.T, series.targets, strict=True):
         shares = _hold_against(level, inputs, range(1, 2))[0]
@@ -207,8 +207,8 @@ def _rank(values: np.ndarray) -> np.ndarray:
     return ranks / np.where(length > 0, length, 1.0)
 
 
-def _furthest(horizon: int) -> int:
-    return min(max(2 * horizon, LEADS), MOST_LEADS)
+def _later_leads(horizon: int, rows: int) -> range:
+    return range(2, min(max(2 * horizon, LEADS), MOST_LEADS, rows // ROWS_PER_LEAD) + 1)
 
 
 def _check_bars(klines: Klines, task: Task) -> Finding:
@@ -229,7 +229,7 @@ def _check_bars(klines: Klines, task: Task) -> Finding:
     evidence = (
         f"`{name}` ranks moves {ahead} ahead with a correlation of {share:.2f}" if name else "too few rows to say"
     )
-    later = _find_later_bar(table, close, _furthest(task.horizon))
+    later = _find_later_bar(table, close, _later_leads(task.horizon, len(close)))
     if later[0] > max(share, TELLING):
         share, name, ahead = later
         evidence = f"`{name}` ranks the move of the bar {ahead} ahead with a correlation of {share:.2f}"
@@ -238,10 +238,9 @@ def _check_bars(klines: Klines, task: Task) -> Finding:
     return Finding(check, "OK" if name else "NOTE", evidence)
 
 
-def _find_later_bar(table: pd.DataFrame, close: pd.Series, furthest: int) -> tuple[float, str, int]:
+def _find_later_bar(table: pd.DataFrame, close: pd.Series, leads: range) -> tuple[float, str, int]:
     """Return the highest rank correlation of a column or its change with the move of one later bar."""
     names = [name for name in table if np.isfinite(table[name]).sum() >= ENOUGH_LATER]
-    leads = range(2, min(furthest, len(close) // ROWS_PER_LEAD) + 1)
     if not names or not leads:
         return 0.0, "", 0
     columns = table[names].astype(float)

@@ -5,7 +5,6 @@ import datetime as dt
 import hashlib
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from cpbkit.config.experiment import NAME, PARTS, Experiment, to_json, vary, with_quote
+from cpbkit.config.experiment import PARTS, Experiment, to_json, vary, with_quote
 from cpbkit.config.own import is_own
 from cpbkit.config.presets import LTSF, LTSF_SLOW, PRESETS, find_preset
 from cpbkit.data.files import Found, from_frames
@@ -21,7 +20,7 @@ from cpbkit.data.klines import Klines, find_interval, split_name
 from cpbkit.data.load import load_klines, open_files, with_days
 from cpbkit.data.tables import arrange, find_moving, load
 from cpbkit.data.traces import INTERVAL, Trace, find_traces
-from cpbkit.errors import CpbkitError, UnknownName, check_name
+from cpbkit.errors import CpbkitError, check_name
 from cpbkit.hardware.environment import in_notebook
 from cpbkit.windows.series import Table, data_sha256, to_series
 
@@ -93,8 +92,6 @@ def settle(
     if read and not any(map(is_bars, read.values())):
         named = settings.get("features", ()) and settings.get("targets", ())
         columns = (*settings["features"], *settings["targets"]) if named else ()
-        for name in data or {}:
-            _check_table_name(str(name))
         own = {name: Table(name, as_table(table, name, columns)) for name, table in read.items()}
         frames = {name: table.frame for name, table in own.items()}
         base, settings = suit_rate(base, settings), suit_tables(frames, settings)
@@ -117,14 +114,6 @@ def settle(
         found = open_files(experiment, tell)
         return Settled(found.settle(experiment), own, found)
     return Settled(experiment, own)
-
-
-def _check_table_name(name: str) -> None:
-    if not re.fullmatch(NAME, name):
-        plain = re.sub(r"\W+", "_", name).strip("_")[:40] or "load"
-        raise UnknownName(
-            f"a table's name becomes that of files: up to 40 letters, digits and '_', such as {plain!r}; got {name!r}"
-        )
 
 
 def _listed(name: str, value: Any) -> Any:
